@@ -1,0 +1,192 @@
+"""defaults <- preset <- TOML file <- `section.key=value`, all problems reported at once, and back to TOML."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from dragoman.config.schema import SECTIONS, Config, broken_rules, missing_files
+from dragoman.errors import ConfigError
+
+Tables = dict[str, Any]
+
+
+def presets() -> list[str]:
+    folder = resources.files("dragoman.config") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_config(source: str | Path | None = None, overrides: list[str] | None = None, *, for_prepare: bool = False) -> Config:
+    """The configuration of a TOML file, of a preset (by name) or of the defaults, with `section.key=value` on top.
+    Only preparing needs the corpus files, so only `for_prepare` asks for them."""
+    where = str(source or "configuration")
+    given = read_source(source) if source else {}
+    problems: list[str] = []
+    base = given.pop("preset", None)
+    tables = read_preset(base, problems) if base is not None else {}
+    merge(tables, given)
+    for override in overrides or []:
+        apply_override(tables, override, problems)
+    config, found = check(tables)
+    problems += found
+    if for_prepare:
+        problems += missing_files(config.data)
+    if problems:
+        raise ConfigError(problems, where)
+    return config
+
+
+def read_source(source: str | Path) -> Tables:
+    if str(source) in presets():
+        return {"preset": str(source)}
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError([f"no such file, nor a preset ({', '.join(presets())})"], str(source))
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"not a TOML file: {error}"], str(source)) from None
+
+
+def read_preset(name: Any, problems: list[str]) -> Tables:
+    if name not in presets():
+        problems.append(f"preset = {name!r} is not known; choose one of {', '.join(presets())}")
+        return {}
+    text = (resources.files("dragoman.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def merge(into: Tables, given: Tables) -> None:
+    for section, keys in given.items():
+        if isinstance(keys, dict) and isinstance(into.get(section), dict):
+            into[section] = {**into[section], **keys}
+        else:
+            into[section] = keys
+
+
+def apply_override(tables: Tables, override: str, problems: list[str]) -> None:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot):
+        problems.append(f"override {override!r} is not of the form section.key=value, for example train.max_steps=1000")
+        return
+    table = tables.setdefault(section, {})
+    if isinstance(table, dict):
+        table[key] = parse_value(text.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; what is not one (a path, a word) is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+# --- checking ----------------------------------------------------------------------------------------------
+
+
+def check(tables: Tables) -> tuple[Config, list[str]]:
+    """The configuration and its problems. Rules between keys are checked even when some keys are wrong."""
+    problems: list[str] = []
+    wrong: set[str] = set()
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as error:
+        problems = [explain(detail) for detail in error.errors()]
+        wrong = {".".join(str(part) for part in detail["loc"][:2]) for detail in error.errors()}
+        config = Config.model_validate(without(tables, wrong))
+    problems += [rule for rule in broken_rules(config) if not any(key in rule for key in wrong)]
+    return config, problems
+
+
+def without(tables: Tables, wrong: set[str]) -> Tables:
+    kept = {name: keys for name, keys in tables.items() if name not in wrong}
+    return {
+        name: {key: value for key, value in keys.items() if f"{name}.{key}" not in wrong}
+        for name, keys in kept.items()
+        if isinstance(keys, dict)
+    }
+
+
+def explain(detail: ErrorDetails) -> str:
+    path = [str(part) for part in detail["loc"]]
+    name, value = ".".join(path), detail["input"]
+    if detail["type"] == "extra_forbidden":
+        return f"{name} = {shorten(value)} is not an option{suggestion(path)}"
+    if detail["type"] == "model_type":
+        return f"{name} = {shorten(value)} must be a table: write [{name}]"
+    return f"{name} = {shorten(value)}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def suggestion(path: list[str]) -> str:
+    known = list(SECTIONS) if len(path) == 1 else list(SECTIONS[path[0]].model_fields)
+    close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {'.'.join([*path[:-1], close[0]])}?"
+    if len(path) == 1:
+        return f"; sections are {', '.join(known)}"
+    return f"; `dragoman config` lists the options of [{path[0]}]"
+
+
+def shorten(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# --- printing ----------------------------------------------------------------------------------------------
+
+
+def to_toml(config: Config, *, explained: bool = False) -> str:
+    """All keys as TOML; with their explanations as comments when `explained`. Loads back to the same configuration."""
+    parts = []
+    for name, kind in SECTIONS.items():
+        section = getattr(config, name)
+        lines = [f"# {inspect.cleandoc(kind.__doc__ or '')}"] if explained else []
+        lines.append(f"[{name}]")
+        for key, field in kind.model_fields.items():
+            if explained:
+                lines += ["", *comment(field)]
+            lines.append(f"{key} = {toml_value(getattr(section, key))}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def comment(field: FieldInfo) -> list[str]:
+    text = inspect.cleandoc(field.description or "")
+    return [f"# {line}" for line in [*text.splitlines(), f"({type_name(field)}, default {toml_value(field.default)})"]]
+
+
+def type_name(field: FieldInfo) -> str:
+    annotation = field.annotation
+    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    if choices:
+        return "one of " + ", ".join(json.dumps(choice) for choice in choices)
+    limits = [f"{name} {bound}" for rule in field.metadata for name, bound in limits_of(rule)]
+    plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    name = plain.get(annotation, "list of numbers") if isinstance(annotation, type) else "list of numbers"
+    return ", ".join([name, *limits])
+
+
+def limits_of(rule: Any) -> list[tuple[str, Any]]:
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    return [(word, getattr(rule, attribute)) for attribute, word in words.items() if hasattr(rule, attribute)]
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value) if "." in repr(value) or "inf" in repr(value) else repr(value).replace("e", ".0e")
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,283 @@
+"""Every option of dragoman: type, default, rule and explanation in one place. The manual is printed from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+SPECIAL_TOKENS = 4  # pad, eos, bos, unk
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    folder: str = "runs/default"
+    """Where the run lives: configuration, metrics, checkpoints, report. One folder per run."""
+    seed: Count = 1
+    """Everything random (corpus, weights, order of sentences, dropout) follows from this number."""
+
+
+class Data(Section):
+    """What to learn from. Read by `dragoman prepare`."""
+
+    folder: str = "data/default"
+    """Where prepared data lies: cleaned shards, vocabulary, ids and a manifest."""
+    corpus: Literal["files", "grammar", "reversal"] = "files"
+    """`files`: the aligned text files named below. `grammar`: the embedded English-German corpus.
+    `reversal`: the toy task of reversing a row of symbols."""
+    source_lang: str = "en"
+    """Language code of the source side."""
+    target_lang: str = "de"
+    """Language code of the target side."""
+    train_source: str = ""
+    """Training text, source side, one sentence a line, UTF-8 (corpus = "files")."""
+    train_target: str = ""
+    """Training text, target side, aligned with the source line by line."""
+    valid_source: str = ""
+    """Validation text, source side."""
+    valid_target: str = ""
+    """Validation text, target side."""
+    test_source: str = ""
+    """Test text, source side; optional. `dragoman evaluate` uses it when no other test set is named."""
+    test_target: str = ""
+    """Test text, target side."""
+    train_pairs: Positive = 50_000
+    """Training pairs to generate (corpus = "grammar" or "reversal")."""
+    valid_pairs: Positive = 500
+    """Validation pairs to generate."""
+    test_pairs: Positive = 500
+    """Test pairs to generate; none of them occurs in training or validation."""
+    max_tokens: Positive = 100
+    """Training pairs with more subwords than this on either side are dropped and counted, never cut."""
+    max_ratio: Annotated[float, Field(ge=1.0)] = 4.0
+    """Training pairs of 10 words or more whose sides differ in words by more than this factor are dropped and counted."""
+    shard_pairs: Positive = 100_000
+    """Pairs per shard of cleaned text."""
+
+
+class Subwords(Section):
+    """The joint SentencePiece vocabulary of both languages."""
+
+    vocab_size: Annotated[int, Field(gt=SPECIAL_TOKENS)] = 32_768
+    """Pieces in the vocabulary, the four special ones (pad, eos, bos, unk) included."""
+    kind: Literal["unigram", "bpe", "word", "char"] = "bpe"
+    """SentencePiece's algorithm."""
+    character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 1.0
+    """Share of all characters that get a piece of their own; lower it for large scripts such as Chinese."""
+    sample_pairs: Positive = 2_000_000
+    """At most this many training pairs, drawn evenly from the corpus, are read to learn the vocabulary."""
+
+
+class Model(Section):
+    """The Transformer: pre-norm, sinusoidal positions, one matrix for both embeddings and the output."""
+
+    d_model: Positive = 512
+    """Width of the model."""
+    heads: Positive = 8
+    """Attention heads; must divide d_model."""
+    encoder_layers: Positive = 6
+    """Layers of the encoder."""
+    decoder_layers: Positive = 6
+    """Layers of the decoder."""
+    d_ff: Positive = 2048
+    """Width of the feed-forward layers ("filter size")."""
+    dropout: Share = 0.1
+    """Dropout on embeddings and on the output of every sublayer."""
+    attention_dropout: Share = 0.1
+    """Dropout on attention weights."""
+    relu_dropout: Share = 0.1
+    """Dropout inside the feed-forward layers."""
+
+
+class Train(Section):
+    """How to learn."""
+
+    max_steps: Positive = 300_000
+    """Steps to train. A step is ONE update of the weights, from all ranks and all micro-batches together."""
+    tile_width: Positive = 128
+    """Slots per row on each side. Whole sentence pairs are packed into rows, several to a row."""
+    batch_tokens: Positive = 32_768
+    """Target slots per step, over all ranks and micro-batches: batch_tokens / tile_width rows. The update depends on
+    this number alone, not on how many GPUs share the work."""
+    micro_batch_tokens: Positive = 32_768
+    """Target slots one GPU handles at a time; lower it when memory runs out. What is missing to batch_tokens is
+    accumulated over several micro-batches."""
+    window_pairs: Positive = 16_384
+    """Look-ahead of the packer: within a window of this many pairs in random order it looks for the best fit."""
+    label_smoothing: Share = 0.1
+    """Share of the probability spread over the whole vocabulary in the training target."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """Adam, or Adam with decoupled weight decay."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.997)
+    """Decay rates of Adam's two moments."""
+    epsilon: Annotated[float, Field(gt=0.0)] = 1e-9
+    """Adam's epsilon."""
+    weight_decay: NonNegative = 0.0
+    """Weight decay."""
+    clip_norm: NonNegative = 0.0
+    """Gradients with a larger norm than this are scaled down to it; 0 switches clipping off."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, fp32 elsewhere. Weights stay in fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile. `auto`: on a GPU only."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute. `auto`: on GPUs when there are any."""
+    log_every: Positive = 100
+    """Steps between two rows of metrics."""
+    timeout_seconds: Positive = 120
+    """A rank that does not answer a collective operation for this long ends the run instead of hanging it."""
+
+
+class Schedule(Section):
+    """The learning rate as a function of the step, counted from 0. It depends on nothing else."""
+
+    policy: Literal["transformer", "fixed", "piecewise", "exponential", "polynomial", "cosine", "inverse_polynomial"] = "transformer"
+    """Shape of the curve. `transformer`: coefficient * learning_rate * d_model^-0.5 * min((s+1) * warmup^-1.5, (s+1)^-0.5).
+    The others start from learning_rate after a linear warm-up."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 2.0
+    """Factor of the transformer policy; the highest rate of all the others."""
+    coefficient: Annotated[float, Field(gt=0.0)] = 1.0
+    """Second factor of the transformer policy."""
+    warmup_steps: Count = 8000
+    """Steps until the rate is at its highest; 0 for none (not with the transformer policy)."""
+    min_learning_rate: NonNegative = 0.0
+    """Floor: the rate never falls below it after the warm-up."""
+    begin_decay_at: Count = 0
+    """Step at which the decay begins (exponential, polynomial, cosine, inverse_polynomial)."""
+    decay_steps: Count = 0
+    """Steps the decay takes; 0: until train.max_steps."""
+    decay_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """Factor by which the exponential policy falls every decay_steps."""
+    staircase: bool = False
+    """The exponential policy falls in stairs instead of smoothly."""
+    power: Annotated[float, Field(gt=0.0)] = 1.0
+    """Exponent of the polynomial and inverse_polynomial policies."""
+    boundaries: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Steps at which the piecewise policy changes, rising."""
+    factors: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    """Factors on learning_rate after each boundary of the piecewise policy."""
+
+
+class Validation(Section):
+    """What is measured while training."""
+
+    every: Positive = 4000
+    """Steps between two validations; the last step is always validated."""
+    bleu_sentences: Count = 0
+    """Validation sentences to translate freely for sacreBLEU; 0: all of them."""
+    beam: Positive = 1
+    """Beam size for these translations; 1 is fast and a little lower than the final score."""
+    probes: Count = 5
+    """Validation sentences whose translation is kept at every validation, to be read over time."""
+    patience: Count = 0
+    """Stop after this many validations without a better checkpoint.metric; 0: never."""
+
+
+class Checkpoint(Section):
+    """What is kept."""
+
+    every: Positive = 4000
+    """Steps between two checkpoints; the last step is always kept."""
+    keep_last: Positive = 3
+    """Newest checkpoints to keep."""
+    keep_best: Count = 1
+    """Best checkpoints to keep beside them."""
+    metric: Literal["bleu", "loss"] = "bleu"
+    """Which validation score makes a checkpoint the best."""
+
+
+class Translate(Section):
+    """Search at translation time."""
+
+    beam: Positive = 4
+    """Hypotheses followed at once; 1 is greedy search."""
+    length_penalty: NonNegative = 0.6
+    """alpha in score / ((5 + length) / 6)^alpha; larger values favour longer translations."""
+    extra_length: Positive = 50
+    """A translation has at most this many subwords more than its source."""
+    batch_tokens: Positive = 8192
+    """Source slots translated at once, padding included."""
+
+
+class Monitor(Section):
+    """What is written down about the machines."""
+
+    telemetry: bool = True
+    """Sample GPU, network, CPU, memory and disk once a second into telemetry/."""
+    interval_seconds: Annotated[float, Field(gt=0.0)] = 1.0
+    """Time between two samples."""
+    tensorboard: bool = True
+    """Write TensorBoard event files beside metrics.jsonl."""
+
+
+class Config(Section):
+    """All sections of a run file."""
+
+    run: Run = Run()
+    data: Data = Data()
+    subwords: Subwords = Subwords()
+    model: Model = Model()
+    train: Train = Train()
+    schedule: Schedule = Schedule()
+    validation: Validation = Validation()
+    checkpoint: Checkpoint = Checkpoint()
+    translate: Translate = Translate()
+    monitor: Monitor = Monitor()
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation  # type: ignore[misc]  # every field of Config is a Section
+    for name, field in Config.model_fields.items()
+}
+
+
+def broken_rules(config: Config) -> Iterator[str]:
+    """Rules between keys: one line each with both values and the remedy."""
+    model, train, schedule, data = config.model, config.train, config.schedule, config.data
+    if model.d_model % model.heads:
+        yield f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; choose a divisor"
+    if model.d_model % 2:
+        yield f"model.d_model = {model.d_model} is odd; sinusoidal positions need an even width"
+    if data.max_tokens >= train.tile_width:
+        yield (
+            f"data.max_tokens = {data.max_tokens} does not fit a row of train.tile_width = {train.tile_width} together with "
+            f"the end-of-sentence mark; lower data.max_tokens to {train.tile_width - 1} or raise train.tile_width"
+        )
+    for key in ("batch_tokens", "micro_batch_tokens"):
+        if getattr(train, key) % train.tile_width:
+            yield f"train.{key} = {getattr(train, key)} is not a multiple of train.tile_width = {train.tile_width}"
+    if schedule.policy == "transformer" and not schedule.warmup_steps:
+        yield 'schedule.warmup_steps = 0 has no meaning with schedule.policy = "transformer"; set it to 1 or more'
+    if schedule.policy == "piecewise":
+        if len(schedule.boundaries) != len(schedule.factors) or not schedule.boundaries:
+            yield (
+                f"schedule.boundaries ({len(schedule.boundaries)} values) and schedule.factors ({len(schedule.factors)} values) "
+                "must be of equal length, at least 1"
+            )
+        if list(schedule.boundaries) != sorted(set(schedule.boundaries)):
+            yield f"schedule.boundaries = {list(schedule.boundaries)} must rise"
+    if schedule.policy == "inverse_polynomial" and not schedule.min_learning_rate:
+        yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
+
+
+def missing_files(data: Data) -> Iterator[str]:
+    """Files that `prepare` cannot do without."""
+    if data.corpus != "files":
+        return
+    for part in ("train", "valid", "test"):
+        sides = [f"{part}_{side}" for side in ("source", "target")]
+        empty = [side for side in sides if not getattr(data, side)]
+        if len(empty) == 1 or (empty and part != "test"):
+            for side in empty:
+                yield f'data.{side} is empty; name a text file, or set data.corpus = "grammar" for the embedded corpus'

@@ -1,0 +1,57 @@
+"""The exception tree. A user's mistake raises one of these and becomes one line and exit code 2.
+
+DragomanError
+|-- ConfigError        a key, a value or a rule of the configuration
+|-- DataError          corpora, prepared folders, vocabularies
+|-- RunError           run folders, checkpoints, model folders
+|-- TrainingError      a run that cannot go on (diverged, ranks disagree)
+'-- MissingExtra       an optional part that is not installed
+
+Our own mistakes are assertions and keep their traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class DragomanError(Exception):
+    """What is wrong, where, and what to do about it, in one line."""
+
+    exit_code = 2
+
+
+class ConfigError(DragomanError):
+    """One or more problems of a configuration, all reported at once."""
+
+    def __init__(self, problems: list[str], where: str = "configuration"):
+        self.problems = problems
+        self.where = where
+        listed = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
+        count = "" if len(problems) == 1 else f"{len(problems)} problems:"
+        super().__init__(f"{where}: {count}{listed}")
+
+
+class DataError(DragomanError):
+    pass
+
+
+class RunError(DragomanError):
+    pass
+
+
+class TrainingError(DragomanError):
+    pass
+
+
+class MissingExtra(DragomanError):
+    pass
+
+
+def require_extra(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency, or say which pip line installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f"{purpose} needs the extra '{extra}' ({error}). Install it with: pip install 'dragoman[{extra}]'") from error
