@@ -54,4 +54,6 @@ def require_extra(module: str, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{purpose} needs the extra '{extra}' ({error}). Install it with: pip install 'dragoman[{extra}]'") from error
+        raise MissingExtra(
+            f"{purpose} needs the extra '{extra}' ({error}). Install it with: pip install 'dragoman[{extra}]'"
+        ) from error

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ from typing import Any
 from dragoman.errors import RunError
 
 Row = dict[str, Any]
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 1
+LOWER_IS_BETTER = {"loss"}
 
 
 class RunFolder:
@@ -70,7 +74,9 @@ def open_run(path: str | Path) -> RunFolder:
     """The run folder at `path`, or one line that says what is there instead."""
     folder = RunFolder(path)
     if not folder.path.is_dir():
-        raise RunError(f"{path}: no such run folder. `dragoman train run.toml` makes one, at the path of its key run.folder")
+        raise RunError(
+            f"{path}: no such run folder. `dragoman train run.toml` makes one, at the path of its key run.folder"
+        )
     if not folder.exists():
         raise RunError(f"{path}: not a run folder (run.toml is missing)")
     return folder
@@ -82,6 +88,50 @@ def checkpoint_folders(folder: RunFolder) -> list[Path]:
         return []
     whole = [path for path in folder.checkpoints.iterdir() if step_of(path) >= 0 and "." not in path.name]
     return sorted(whole, key=step_of)
+
+
+# --- checkpoints and model folders -------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, facts: Row) -> int:
+    """Write size and checksum of every file into manifest.json, last of all; returns the bytes of the files."""
+    files: dict[str, Row] = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in sorted(folder.iterdir())
+    }
+    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, **facts, "files": files})
+    return sum(file["bytes"] for file in files.values())
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that has a manifest, or None when every file is as it was written."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        if manifest["format"] > MANIFEST_FORMAT:
+            return f"format {manifest['format']} is newer than this version reads"
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"] or digest(path) != expected["sha256"]:
+                return f"{name} is not as it was written (size or checksum)"
+    except (RunError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is not readable ({error})"
+    return None
+
+
+def best_checkpoints(run: RunFolder, metric: str) -> list[Path]:
+    """Checkpoints that have a score, the best first; of equal ones the newer first."""
+    scored = [(score_of(path, metric), path) for path in reversed(checkpoint_folders(run))]
+    known = [(score, path) for score, path in scored if score is not None]
+    return [path for _, path in sorted(known, key=lambda entry: entry[0] if metric in LOWER_IS_BETTER else -entry[0])]
+
+
+def score_of(checkpoint: Path, metric: str) -> float | None:
+    try:
+        score = read_json(checkpoint / MANIFEST)["scores"].get(metric)
+    except (RunError, KeyError, AttributeError):
+        return None
+    return None if score is None else float(score)
 
 
 # --- atomic writes -----------------------------------------------------------------------------------------
@@ -160,11 +210,19 @@ def digest_of(content: Any) -> str:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Append one row; a single write of one line, so that a killed process leaves at most one torn last line."""
+    """Append one row in a single write. A torn line that a killed process left is closed first and stays alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"time": round(time.time(), 3), **row}, ensure_ascii=False) + "\n"
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(line)
+    with path.open("ab+") as stream:
+        if stream.tell():
+            stream.seek(-1, os.SEEK_END)
+            line = line if stream.read(1) == b"\n" else "\n" + line
+        stream.write(line.encode())
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Replace all rows at once."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -172,9 +230,19 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
             continue
     return [row for row in rows if isinstance(row, dict)]
+
+
+# --- progress ----------------------------------------------------------------------------------------------
+
+Progress = Callable[[str, int, int, str], None]
+"""How long work tells how far it is: `progress(stage, done, total, detail)`; total 0 when nobody knows it."""
+
+
+def silent(stage: str, done: int, total: int, detail: str = "") -> None:
+    """Progress that nobody watches."""

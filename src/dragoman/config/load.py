@@ -25,7 +25,9 @@ def presets() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def load_config(source: str | Path | None = None, overrides: list[str] | None = None, *, for_prepare: bool = False) -> Config:
+def load_config(
+    source: str | Path | None = None, overrides: list[str] | None = None, *, for_prepare: bool = False
+) -> Config:
     """The configuration of a TOML file, of a preset (by name) or of the defaults, with `section.key=value` on top.
     Only preparing needs the corpus files, so only `for_prepare` asks for them."""
     where = str(source or "configuration")

@@ -29,8 +29,8 @@ def learning_rate(config: Config) -> LearningRate:
 
 
 def transformer(step: int, schedule: Schedule, d_model: int) -> float:
-    scale = schedule.coefficient * schedule.learning_rate * d_model**-0.5
-    rate = scale * min((step + 1) * schedule.warmup_steps**-1.5, (step + 1) ** -0.5)
+    scale = schedule.coefficient * schedule.learning_rate / math.sqrt(d_model)
+    rate = scale * min((step + 1) / math.pow(schedule.warmup_steps, 1.5), 1.0 / math.sqrt(step + 1))
     return max(rate, schedule.min_learning_rate) if step >= schedule.warmup_steps else rate
 
 
@@ -56,11 +56,13 @@ def piecewise(step: int, schedule: Schedule, decay_steps: int) -> float:
 
 def exponential(step: int, schedule: Schedule, decay_steps: int) -> float:
     periods = max(step - schedule.begin_decay_at, 0) / decay_steps
-    return schedule.learning_rate * schedule.decay_rate ** (math.floor(periods) if schedule.staircase else periods)
+    return schedule.learning_rate * math.pow(
+        schedule.decay_rate, math.floor(periods) if schedule.staircase else periods
+    )
 
 
 def polynomial(step: int, schedule: Schedule, decay_steps: int) -> float:
-    left = (1.0 - progress(step, schedule, decay_steps)) ** schedule.power
+    left = math.pow(1.0 - progress(step, schedule, decay_steps), schedule.power)
     return schedule.min_learning_rate + (schedule.learning_rate - schedule.min_learning_rate) * left
 
 
@@ -71,8 +73,8 @@ def cosine(step: int, schedule: Schedule, decay_steps: int) -> float:
 
 def inverse_polynomial(step: int, schedule: Schedule, decay_steps: int) -> float:
     """learning_rate / (1 + scale * n)^power, with the scale that reaches min_learning_rate after decay_steps."""
-    scale = (schedule.learning_rate / schedule.min_learning_rate) ** (1.0 / schedule.power) - 1.0
-    return schedule.learning_rate / (1.0 + scale * progress(step, schedule, decay_steps)) ** schedule.power
+    scale = math.pow(schedule.learning_rate / schedule.min_learning_rate, 1.0 / schedule.power) - 1.0
+    return schedule.learning_rate / math.pow(1.0 + scale * progress(step, schedule, decay_steps), schedule.power)
 
 
 def formula(config: Config) -> str:
@@ -95,5 +97,9 @@ def formula(config: Config) -> str:
         "cosine": f"falls along a cosine to {schedule.min_learning_rate:g} over {decay_steps:,} steps",
         "inverse_polynomial": f"falls inversely with power {schedule.power:g} to {schedule.min_learning_rate:g} over {decay_steps:,} steps",
     }
-    start = f"{warmup} to {schedule.learning_rate:g}, then" if schedule.warmup_steps else f"starts at {schedule.learning_rate:g} and"
+    start = (
+        f"{warmup} to {schedule.learning_rate:g}, then"
+        if schedule.warmup_steps
+        else f"starts at {schedule.learning_rate:g} and"
+    )
     return f"policy {schedule.policy}: the rate {start} {shapes[schedule.policy]}"

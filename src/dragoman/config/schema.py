@@ -142,7 +142,9 @@ class Train(Section):
 class Schedule(Section):
     """The learning rate as a function of the step, counted from 0. It depends on nothing else."""
 
-    policy: Literal["transformer", "fixed", "piecewise", "exponential", "polynomial", "cosine", "inverse_polynomial"] = "transformer"
+    policy: Literal[
+        "transformer", "fixed", "piecewise", "exponential", "polynomial", "cosine", "inverse_polynomial"
+    ] = "transformer"
     """Shape of the curve. `transformer`: coefficient * learning_rate * d_model^-0.5 * min((s+1) * warmup^-1.5, (s+1)^-0.5).
     The others start from learning_rate after a linear warm-up."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 2.0
@@ -263,7 +265,7 @@ def broken_rules(config: Config) -> Iterator[str]:
         if len(schedule.boundaries) != len(schedule.factors) or not schedule.boundaries:
             yield (
                 f"schedule.boundaries ({len(schedule.boundaries)} values) and schedule.factors ({len(schedule.factors)} values) "
-                "must be of equal length, at least 1"
+                'must be of equal length, at least 1, with schedule.policy = "piecewise"'
             )
         if list(schedule.boundaries) != sorted(set(schedule.boundaries)):
             yield f"schedule.boundaries = {list(schedule.boundaries)} must rise"

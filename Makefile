@@ -1,0 +1,38 @@
+# Everything a developer needs. Each target sets up .venv when needed; a second run reuses it at once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.PHONY: demo test test-all lint bench docs clean
+
+demo: $(VENV)/.installed
+	$(BIN)/dragoman demo
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python bench/step.py
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/dragoman config > docs/config.toml
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev,serve,export,ray]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo

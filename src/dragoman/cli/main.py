@@ -1,0 +1,218 @@
+"""Commands, one per stage. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from dragoman import __version__
+from dragoman.config import load_config, presets, to_toml
+from dragoman.errors import DragomanError
+
+app = typer.Typer(
+    name="dragoman",
+    help="Train neural machine translation models, distributed, and get a run that explains itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
+Overrides = Annotated[
+    Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
+]
+ModelPath = Annotated[Path, typer.Argument(help="A run, a checkpoint, or a model folder.", show_default=False)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Beam = Annotated[
+    Optional[int], typer.Option(min=1, help="Hypotheses followed at once; 1 is greedy.", show_default="of the model")
+]
+
+
+@app.callback(invoke_without_command=True)
+def about(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        print(f"dragoman {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def prepare(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    force: Annotated[bool, typer.Option(help="Replace data that was prepared with other settings.")] = False,
+) -> None:
+    """Clean the corpus, learn the vocabulary, and turn text into ids."""
+    config = load_config(run_file, overrides, for_prepare=True)
+    from dragoman.cli import progress, stages, tell
+
+    with progress.shown() as shown:
+        data = stages.prepare(config, force=force, progress=shown)
+    tell.prepared(data.folder, data.manifest)
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        Optional[int], typer.Option(min=1, help="Processes on this host.", show_default="one per GPU, or 1")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Continue from the newest sound checkpoint of run.folder.")] = False,
+) -> None:
+    """Train a model; over several processes with --nproc or torchrun."""
+    config = load_config(run_file, overrides)
+    from dragoman.cli import progress, stages
+    from dragoman.parallel.launch import default_processes, launch, started_by_launcher
+
+    if not started_by_launcher():
+        stages.check_ready(config, resume=resume)
+        processes = nproc or default_processes(config.train.device)
+        if processes > 1:
+            arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
+            raise typer.Exit(launch(processes, arguments))
+    with progress.shown() as shown:
+        folder = stages.train(config, resume=resume, progress=shown)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"trained: {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    source: Annotated[
+        Optional[str], typer.Option(help="Test text, source side.", show_default="the test set of the run")
+    ] = None,
+    reference: Annotated[Optional[str], typer.Option(help="Test text, target side.")] = None,
+    metric: Annotated[
+        Optional[list[str]],
+        typer.Option(help="bleu, chrf, ter or comet; may be given several times.", show_default="bleu and chrf"),
+    ] = None,
+    beam: Beam = None,
+    device: Device = "auto",
+) -> None:
+    """Translate a test set and score it with sacreBLEU."""
+    from dragoman.cli import progress, stages, tell
+
+    with progress.shown() as shown:
+        result = stages.evaluate(
+            model, source=source, reference=reference, metrics=metric, beam=beam, device=device, progress=shown
+        )
+    tell.scores(result)
+
+
+@app.command()
+def translate(
+    model: ModelPath,
+    source: Annotated[
+        Optional[Path], typer.Argument(help="Text file, one sentence a line.", show_default="standard input")
+    ] = None,
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="Where to write.", show_default="standard output")
+    ] = None,
+    beam: Beam = None,
+    device: Device = "auto",
+) -> None:
+    """Translate raw text, line by line, in order."""
+    from dragoman.cli import lines, progress
+    from dragoman.translate import Translator
+
+    texts = lines.read(source)
+    translator = Translator.load(model, device)
+    if texts is None:
+        lines.converse(translator, beam)
+        return
+    with progress.shown() as shown:
+        lines.write(translator.translate(texts, beam=beam, progress=shown), output)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
+    """Write report.html and report.md: what the run was, and the answers to the questions people ask of it."""
+    from dragoman.report import write_report
+
+    for path in write_report(run):
+        print(path)
+
+
+@app.command()
+def config(
+    run_file: Annotated[
+        Optional[str], typer.Argument(help="A run file or preset to resolve.", show_default="the defaults")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print every option with its explanation, default and resolved value, as a run file."""
+    print(f'# Presets: {", ".join(presets())}. Start a run file with preset = "tiny" and write down what differs.\n')
+    print(to_toml(load_config(run_file, overrides), explained=True), end="")
+
+
+@app.command()
+def export(
+    model: ModelPath,
+    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    kind: Annotated[str, typer.Option("--to", help="dragoman or ctranslate2.")] = "dragoman",
+    quantization: Annotated[
+        Optional[str], typer.Option(help="For ctranslate2: int8, int8_float16, float16, ...")
+    ] = None,
+) -> None:
+    """Write a model folder without the state of training, or a CTranslate2 model."""
+    from dragoman.exporting import export as write
+
+    print(write(model, output, kind=kind, quantization=quantization))
+
+
+@app.command()
+def serve(
+    model: ModelPath,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
+) -> None:
+    """Answer translation requests over HTTP."""
+    from dragoman.serve.server import serve as listen
+
+    listen(model, host=host, port=port)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to put everything.")] = Path("demo"),
+    nproc: Annotated[int, typer.Option(min=1, help="Processes to train with.")] = 2,
+) -> None:
+    """The whole way on the embedded corpus: prepare, train, evaluate, translate, report; minutes on two cores."""
+    from dragoman.cli.demo import run
+
+    raise typer.Exit(run(folder, nproc))
+
+
+def main() -> None:
+    """The border: a user's mistake becomes one line and exit code 2, everything else keeps its traceback."""
+    try:
+        app()
+    except DragomanError as error:
+        fail(f"dragoman: {error}", error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
+        sys.exit(141)
+    except Exception:
+        if "RANK" not in os.environ:
+            raise
+        logging.getLogger("dragoman").exception("this rank failed")
+        fail(f"dragoman: rank {os.environ['RANK']} failed: {traceback.format_exc()}", 1)
+
+
+def fail(line: str, code: int) -> None:
+    """One rank of several hands its line to the launcher, so that it is shown once."""
+    if "RANK" in os.environ:
+        from dragoman.parallel.launch import report_error
+
+        report_error(line)
+    else:
+        print(line, file=sys.stderr)
+    sys.exit(code)

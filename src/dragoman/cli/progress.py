@@ -1,0 +1,77 @@
+"""How far long work is: bars with rate and time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dragoman.runs import Progress
+
+PLAIN_SECONDS = 5.0  # between two plain lines of the same stage
+
+
+@contextmanager
+def shown() -> Iterator[Progress]:
+    """Progress on standard error, so that standard output stays clean for translations and tables."""
+    if sys.stderr.isatty():
+        with bars() as progress:
+            yield progress
+    else:
+        yield PlainLines()
+
+
+@contextmanager
+def bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}"),
+    ]
+    with RichProgress(*columns, console=Console(stderr=True)) as display:
+        tasks = {}
+
+        def progress(stage: str, done: int, total: int, detail: str) -> None:
+            if stage == "validation":  # a sentence, not a bar
+                display.console.print(f"step {done:,} of {total:,}: validation {detail}", highlight=False)
+                return
+            if stage not in tasks:
+                tasks[stage] = display.add_task(stage, total=total or None, detail=detail)
+            display.update(tasks[stage], completed=done, total=total or None, detail=detail)
+
+        yield progress
+
+
+class PlainLines:
+    """One line now and then, with the rate and the time left as measured since the stage began."""
+
+    def __init__(self) -> None:
+        self.began: dict[str, tuple[float, int]] = {}
+        self.printed: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int, detail: str) -> None:
+        now = time.monotonic()
+        start, first = self.began.setdefault(stage, (now, done))
+        finished = total and done >= total
+        if not finished and stage != "validation" and now - self.printed.get(stage, -PLAIN_SECONDS) < PLAIN_SECONDS:
+            return
+        self.printed[stage] = now
+        rate = (done - first) / (now - start) if now > start else 0.0
+        print(self.line(stage, done, total, detail, rate), file=sys.stderr, flush=True)
+
+    @staticmethod
+    def line(stage: str, done: int, total: int, detail: str, rate: float) -> str:
+        if stage == "validation":
+            return f"step {done:,} of {total:,}: validation {detail}"
+        count = f" {done:,} of {total:,}" if total else f" {done:,}" if done else ""
+        left = f", {(total - done) / rate:.0f} s left" if total > done and rate > 0 else ""
+        return f"{stage}{count} {detail}{left}".rstrip()

@@ -1,0 +1,55 @@
+"""The stages as functions, with everything they are made of put together here. The public functions of dragoman."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from dragoman import __version__, runs
+from dragoman.config import Config
+from dragoman.data.encode import PreparedData
+from dragoman.data.prepare import prepare as prepare_data
+from dragoman.errors import RunError
+from dragoman.evaluation.evaluate import evaluate
+from dragoman.evaluation.task import BleuTask
+from dragoman.parallel.mesh import Mesh, joined
+from dragoman.training.facts import occupied
+from dragoman.training.trainer import Trainer
+
+__all__ = ["check_ready", "evaluate", "prepare", "train"]
+
+
+def prepare(config: Config, *, force: bool = False, progress: runs.Progress = runs.silent) -> PreparedData:
+    """Text of the configuration's [data] -> prepared folder."""
+    return prepare_data(config, __version__, force=force, progress=progress)
+
+
+def check_ready(config: Config, *, resume: bool) -> PreparedData:
+    """What would stop a run before its first step: found before any rank is started."""
+    data = PreparedData(config.data.folder)
+    folder = runs.RunFolder(config.run.folder)
+    if folder.exists() and not resume:
+        raise RunError(occupied(folder))
+    return data
+
+
+def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> Path:
+    """Train in this process, together with the other ranks when a launcher started several; returns the run folder."""
+    with joined(config.train.device, config.train.timeout_seconds) as mesh:
+        data = PreparedData(config.data.folder)
+        task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
+        folder = runs.RunFolder(config.run.folder)
+        trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent)
+        trainer.begin(resume=resume)
+        write_log(folder, mesh)
+        trainer.run()
+        return folder.path
+
+
+def write_log(folder: runs.RunFolder, mesh: Mesh) -> None:
+    """Log lines of this rank go to its own file."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder.log(mesh.rank), encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("dragoman").addHandler(handler)
+    logging.getLogger("dragoman").setLevel(logging.INFO)

@@ -1,0 +1,29 @@
+"""Results of stages, told to people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def prepared(folder: Path, manifest: dict[str, Any]) -> None:
+    print(
+        f"prepared: {folder} ({manifest['vocabulary']['size']:,} pieces, {manifest['source_lang']} to {manifest['target_lang']})"
+    )
+    for part in ("train", "valid", "test"):
+        if part in manifest:
+            print(f"  {part:5s} {part_line(manifest[part])}")
+
+
+def part_line(part: dict[str, Any]) -> str:
+    text = f"{part['pairs']:,} pairs, {(part['source_bytes'] + part['target_bytes']) / 1e6:.1f} MB, {part['target_tokens']:,} target tokens"
+    drops = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
+    return f"{text}; dropped: {drops}" if drops else text
+
+
+def scores(result: dict[str, Any]) -> None:
+    step = f", step {result['step']:,}" if result["step"] is not None else ""
+    test_set = f"{result['sentences']:,} sentences of {result['test_set']}"
+    print(f"{result['model']}{step}: {test_set}, beam {result['beam']}, {result['seconds']:.1f} s")
+    for name, score in result["scores"].items():
+        print(f"  {name.upper():5s} {score['score']:6.2f}   {score['signature']}")

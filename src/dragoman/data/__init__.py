@@ -1,0 +1,1 @@
+"""Parallel text in, batches out: corpus -> clean -> shards -> subwords -> encode -> pack -> loader."""

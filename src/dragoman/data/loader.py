@@ -1,0 +1,182 @@
+"""The global plan dealt to ranks: one step = a fixed number of rows of the stream, cut into equal shares.
+
+Every rank walks the same plan and builds the tensors of its own rows only. As the plan is known to all, so is the number
+of target tokens of the whole step, and nobody has to ask the others for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.data.encode import Encoded, Ints, Side
+from dragoman.data.pack import Packing, Position, Row, best_fit, rows_from
+from dragoman.data.subwords import BOS
+
+PREFETCH_STEPS = 4
+
+
+@dataclass
+class Batch:
+    """Rows of slots, all tensors [rows, width]. Segment 0 is an empty slot; pairs in a row are numbered from 1."""
+
+    source: Tensor
+    source_position: Tensor
+    source_segment: Tensor
+    target_in: Tensor
+    target_out: Tensor
+    target_position: Tensor
+    target_segment: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors()))
+
+    def pin(self) -> Batch:
+        return Batch(*(tensor.pin_memory() for tensor in self.tensors()))
+
+
+@dataclass
+class Step:
+    """What one rank computes for one update, and what all ranks together see."""
+
+    micro_batches: list[Batch]
+    source_tokens: int  # these three over all ranks
+    target_tokens: int
+    pairs: int
+    position: Position  # behind this step
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the rows of a step are divided. The update does not depend on it."""
+
+    rows: int
+    rank: int
+    world: int
+    micro_rows: int
+
+    @property
+    def rows_per_rank(self) -> int:
+        return -(-self.rows // self.world)
+
+    @property
+    def micro_batches(self) -> int:
+        return -(-self.rows_per_rank // self.micro_rows)
+
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Equal sizes, so that shapes never change; what is too much is filled with empty rows."""
+        return -(-self.rows_per_rank // self.micro_batches)
+
+    def deal(self, rows: list[Row]) -> list[list[Row]]:
+        """The micro-batches of this rank."""
+        mine = rows[self.rank :: self.world]
+        size = self.rows_per_micro_batch
+        cut = [mine[start : start + size] for start in range(0, self.micro_batches * size, size)]
+        return [part + [[]] * (size - len(part)) for part in cut]
+
+
+def steps(data: Encoded, packing: Packing, share: Share, position: Position) -> Iterator[Step]:
+    """Endless steps from `position` on."""
+    source_lengths, target_lengths = data.source.lengths, data.target.lengths
+    stream = rows_from(position, source_lengths, target_lengths, packing)
+    while True:
+        rows, behind = zip(*islice(stream, share.rows), strict=True)
+        pairs = [pair for row in rows for pair in row]
+        yield Step(
+            [tiles(data, part, packing.width) for part in share.deal(list(rows))],
+            int(source_lengths[pairs].sum()),
+            int(target_lengths[pairs].sum()),
+            len(pairs),
+            behind[-1],
+        )
+
+
+def once(data: Encoded, width: int, rows_per_batch: int, rank: int, world: int) -> Iterator[tuple[Batch, int]]:
+    """This rank's share of every pair exactly once, with the number of pairs in each batch: for validation.
+    Rows are as wide as the longest pair needs. The last batch is filled with empty rows."""
+    source_lengths, target_lengths = data.source.lengths, data.target.lengths
+    width = max(width, int(source_lengths.max()), int(target_lengths.max()))
+    mine = best_fit(source_lengths, target_lengths, width)[rank::world]
+    for start in range(0, len(mine), rows_per_batch):
+        rows = mine[start : start + rows_per_batch]
+        yield tiles(data, rows + [[]] * (rows_per_batch - len(rows)), width), sum(map(len, rows))
+
+
+def tiles(data: Encoded, rows: list[Row], width: int) -> Batch:
+    """Tensors of some rows."""
+    source, source_position, source_segment = place(data.source, rows, width)
+    target, target_position, target_segment = place(data.target, rows, width)
+    target_in = np.zeros_like(target)
+    target_in[:, 1:] = target[:, :-1]
+    target_in[(target_segment > 0) & (target_position == 0)] = BOS
+    target_in[target_segment == 0] = 0
+    arrays = (source, source_position, source_segment, target_in, target, target_position, target_segment)
+    return Batch(*(torch.from_numpy(array) for array in arrays))
+
+
+def place(side: Side, rows: list[Row], width: int) -> tuple[Ints, Ints, Ints]:
+    """Ids, positions and segments of one side, [rows, width] each, without a Python loop over tokens."""
+    pairs = np.array([pair for row in rows for pair in row], dtype=np.int64)
+    row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    segment_of = np.concatenate([np.arange(1, len(row) + 1) for row in rows]) if len(pairs) else pairs
+    ends = side.ends[pairs]
+    starts = np.where(pairs > 0, side.ends[pairs - 1], 0)
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths  # tokens placed before each pair, over all rows
+    first_of_row = np.searchsorted(row_of, np.arange(len(rows)))
+    row_base = np.append(before, lengths.sum())[first_of_row]
+    slots = row_of * width + before - row_base[row_of]
+
+    within = np.arange(lengths.sum()) - np.repeat(before, lengths)
+    target_slots = np.repeat(slots, lengths) + within
+    ids, positions, segments = (np.zeros(len(rows) * width, dtype=np.int64) for _ in range(3))
+    ids[target_slots] = side.ids[np.repeat(starts, lengths) + within]
+    positions[target_slots] = within
+    segments[target_slots] = np.repeat(segment_of, lengths)
+    return ids.reshape(-1, width), positions.reshape(-1, width), segments.reshape(-1, width)
+
+
+def prefetched(stream: Iterator[Step], *, pin: bool) -> Iterator[Step]:
+    """The same steps, built by a background thread a few steps ahead. An error in it is raised here."""
+    ready: queue.Queue[Step | BaseException] = queue.Queue(PREFETCH_STEPS)
+    stopped = threading.Event()
+
+    def produce() -> None:
+        try:
+            for step in stream:
+                if pin:
+                    step.micro_batches = [batch.pin() for batch in step.micro_batches]
+                if not offer(step):
+                    return
+        except BaseException as error:  # handed to the consumer, not swallowed
+            offer(error)
+
+    def offer(item: Step | BaseException) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    threading.Thread(target=produce, name="loader", daemon=True).start()
+    try:
+        while True:
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()

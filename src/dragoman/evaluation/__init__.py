@@ -1,0 +1,1 @@
+"""How good is it: scores of translations, with signatures that make them comparable."""

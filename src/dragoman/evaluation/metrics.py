@@ -1,0 +1,44 @@
+"""sacreBLEU, chrF, TER, and COMET as an extra. A score without its signature means nothing, so they come together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from dragoman.errors import ConfigError, DataError, require_extra
+
+SURFACE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+COMET_MODEL = "Unbabel/wmt22-comet-da"
+
+Score = dict[str, Any]
+
+
+def score(sources: list[str], translations: list[str], references: list[str], names: list[str]) -> dict[str, Score]:
+    """The named scores of detokenised text, each with its signature."""
+    if len(translations) != len(references):
+        raise DataError(f"{len(translations)} translations for {len(references)} references: the files are not aligned")
+    unknown = [name for name in names if name not in (*SURFACE, "comet")]
+    if unknown:
+        raise ConfigError(
+            [f"metric {unknown[0]!r} is not known; choose from {', '.join([*SURFACE, 'comet'])}"], "evaluate"
+        )
+    return {
+        name: comet(sources, translations, references) if name == "comet" else surface(name, translations, references)
+        for name in names
+    }
+
+
+def surface(name: str, translations: list[str], references: list[str]) -> Score:
+    metric = SURFACE[name]()
+    result = metric.corpus_score(translations, [references])
+    return {"score": round(result.score, 4), "signature": str(metric.get_signature())}
+
+
+def comet(sources: list[str], translations: list[str], references: list[str]) -> Score:
+    """Needs the extra, and the weights of its model from the internet or from the cache of an earlier download."""
+    library = require_extra("comet", "comet", "the COMET score")
+    model = library.load_from_checkpoint(library.download_model(COMET_MODEL))
+    rows = [{"src": s, "mt": t, "ref": r} for s, t, r in zip(sources, translations, references, strict=True)]
+    result = model.predict(rows, batch_size=16, progress_bar=False)
+    return {"score": round(float(result.system_score) * 100, 4), "signature": f"model:{COMET_MODEL}|scale:100"}

@@ -1,0 +1,58 @@
+"""sacreBLEU while training: freely decoded, detokenised, each sentence once, shared out over the ranks.
+
+Also keeps the translations of a few fixed probe sentences, to be read over time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman import runs
+from dragoman.config.schema import Translate, Validation
+from dragoman.data.corpus import Pair
+from dragoman.data.subwords import Vocabulary
+from dragoman.evaluation.metrics import score
+from dragoman.parallel.reduce import from_main, gather
+from dragoman.training.trainer import Moment
+from dragoman.translate.translator import Translator
+
+
+class BleuTask:
+    """A task for the trainer. Never teacher-forced: the decoder sees nothing but the source."""
+
+    def __init__(self, pairs: list[Pair], vocabulary: Vocabulary, validation: Validation, translate: Translate):
+        self.pairs = pairs[: validation.bleu_sentences or None]
+        self.probes = pairs[: validation.probes]
+        self.vocabulary = vocabulary
+        self.section = translate.model_copy(update={"beam": validation.beam})
+
+    def run(self, moment: Moment) -> dict[str, Any]:
+        translator = Translator(moment.model, self.vocabulary, self.section)
+        mesh = moment.mesh
+        mine = translator.translate([source for source, _ in self.pairs[mesh.rank :: mesh.world]])
+        shares = gather(mesh, mine)
+        translations = [shares[index % mesh.world][index // mesh.world] for index in range(len(self.pairs))]
+        numbers: dict[str, Any] = {}
+        if mesh.is_main:
+            numbers = self.scores(translations)
+            self.keep_probes(moment, translator)
+        return from_main(mesh, numbers)
+
+    def scores(self, translations: list[str]) -> dict[str, Any]:
+        sources, references = ([pair[side] for pair in self.pairs] for side in (0, 1))
+        scores = score(sources, translations, references, ["bleu", "chrf"])
+        return {
+            "bleu": scores["bleu"]["score"],
+            "bleu_signature": scores["bleu"]["signature"],
+            "chrf": scores["chrf"]["score"],
+            "chrf_signature": scores["chrf"]["signature"],
+            "bleu_sentences": len(self.pairs),
+        }
+
+    def keep_probes(self, moment: Moment, translator: Translator) -> None:
+        translations = translator.translate([source for source, _ in self.probes])
+        blocks = [
+            f"source       {source}\nreference    {reference}\ntranslation  {translation}\n"
+            for (source, reference), translation in zip(self.probes, translations, strict=True)
+        ]
+        runs.write_text(moment.run.translations / f"{runs.step_name(moment.step)}.txt", "\n".join(blocks))

@@ -1,0 +1,68 @@
+"""A trained model, without the state of training, for whoever translates with it.
+
+run, checkpoint or model folder --find_model--> weights, shape, vocabulary --write--> a new folder with a manifest
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from dragoman import runs
+from dragoman.errors import DragomanError, RunError
+
+__all__ = ["export"]
+
+KINDS = ("dragoman", "ctranslate2")
+
+
+def export(path: str | Path, out: str | Path, *, kind: str = "dragoman", quantization: str | None = None) -> Path:
+    """Write the model at `path` (a run: its best checkpoint) to the new folder `out`, whole or not at all.
+
+    `kind`: "dragoman" for a model folder, "ctranslate2" for CTranslate2, optionally with quantized weights."""
+    check_arguments(kind, quantization)
+    target = vacant(Path(out))
+    from dragoman.translate.translator import find_model  # torch only when needed
+
+    folder = find_model(Path(path))
+    try:
+        with runs.new_folder(target) as fresh:
+            write(folder, fresh, kind, quantization)
+            runs.write_manifest(fresh, facts(folder) | {"kind": kind, "quantization": quantization})
+    except OSError as error:
+        raise RunError(f"{out}: the export could not be written ({error}). Nothing was left there") from error
+    return Path(out)
+
+
+def check_arguments(kind: str, quantization: str | None) -> None:
+    if kind not in KINDS:
+        raise DragomanError(f"export: kind {kind!r} is not known; choose one of {', '.join(KINDS)}")
+    if quantization is not None and kind != "ctranslate2":
+        raise DragomanError(
+            f"export: quantization = {quantization!r} is only for kind ctranslate2; a model folder keeps fp32"
+        )
+
+
+def vacant(out: Path) -> Path:
+    """The place to write to, with links followed; refused when something is there."""
+    target = out.resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"{out}: exists and is not an empty folder; nothing was written. Name a new folder")
+    return target
+
+
+def write(folder: Path, fresh: Path, kind: str, quantization: str | None) -> None:
+    if kind == "ctranslate2":
+        from dragoman.exporting.ctranslate2 import write_ctranslate2
+
+        write_ctranslate2(folder, fresh, quantization)
+    else:
+        from dragoman.exporting.weights import write_weights
+
+        write_weights(folder, fresh)
+
+
+def facts(folder: Path) -> runs.Row:
+    """Where the model comes from: step and scores of its checkpoint, when it has them."""
+    manifest = runs.read_json(folder / runs.MANIFEST) if (folder / runs.MANIFEST).is_file() else {}
+    return {key: manifest[key] for key in ("step", "scores") if key in manifest} | {"time": round(time.time(), 3)}

@@ -1,0 +1,105 @@
+"""The model as CTranslate2 reads it: build the specification from our modules, validate, optimise, save.
+
+Both sides fuse projections in the same order (query, key, value), so every matrix goes over as it is.
+A test holds the export to the same translations and, in float32, to the same log-probabilities.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.data.subwords import BOS, EOS, UNK, Vocabulary
+from dragoman.errors import DragomanError, require_extra
+from dragoman.exporting.weights import read_whole
+from dragoman.model.folder import VOCABULARY
+from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward
+from dragoman.model.transformer import Transformer
+
+# CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
+POSITIONS = 2048
+
+
+def write_ctranslate2(folder: Path, fresh: Path, quantization: str | None) -> None:
+    library = require_extra("ctranslate2", "export", "exporting to CTranslate2")
+    accepted = library.specs.model_spec.ACCEPTED_MODEL_TYPES
+    if quantization is not None and quantization not in accepted:
+        raise DragomanError(f"export: quantization {quantization!r} is not known; choose one of {', '.join(accepted)}")
+    model, _, vocabulary = read_whole(folder)
+    spec = specification(library, model, vocabulary)
+    spec.validate()
+    spec.optimize(quantization=quantization)  # overwrites the weights of `model`
+    spec.save(str(fresh))
+    shutil.copyfile(vocabulary.path, fresh / VOCABULARY)
+
+
+def specification(library: ModuleType, model: Transformer, vocabulary: Vocabulary) -> Any:
+    section = model.section
+    spec = library.specs.TransformerSpec.from_config((section.encoder_layers, section.decoder_layers), section.heads)
+    set_tokens(spec, vocabulary)
+    spec.config.layer_norm_epsilon = model.decoder_norm.eps
+
+    spec.encoder.embeddings[0].weight = model.embedding.weight
+    spec.decoder.embeddings.weight = model.embedding.weight
+    spec.decoder.projection.weight = model.embedding.weight
+    spec.encoder.position_encodings.encodings = position_table(model)
+    spec.decoder.position_encodings.encodings = position_table(model)
+    for layer, block in zip(spec.encoder.layer, model.encoder, strict=True):
+        set_encoder_layer(layer, cast(EncoderBlock, block))
+    for layer, block in zip(spec.decoder.layer, model.decoder, strict=True):
+        set_decoder_layer(layer, cast(DecoderBlock, block))
+    set_norm(spec.encoder.layer_norm, model.encoder_norm)
+    set_norm(spec.decoder.layer_norm, model.decoder_norm)
+    return spec
+
+
+def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
+    """A source ends with the end mark and has no begin mark; a target begins with the begin mark."""
+    pieces = [str(vocabulary.processor.id_to_piece(index)) for index in range(len(vocabulary))]
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = pieces[BOS], pieces[EOS], pieces[UNK]
+    spec.config.decoder_start_token = pieces[BOS]
+    spec.config.add_source_bos, spec.config.add_source_eos = False, True
+
+
+def position_table(model: Transformer) -> Tensor:
+    return model.waves(torch.arange(POSITIONS))
+
+
+def set_encoder_layer(spec: Any, block: EncoderBlock) -> None:
+    set_attention(spec.self_attention, block.attention_norm, block.attention.query_key_value, block.attention.output)
+    set_feed_forward(spec.ffn, block.feed_forward_norm, block.feed_forward)
+
+
+def set_decoder_layer(spec: Any, block: DecoderBlock) -> None:
+    set_attention(spec.self_attention, block.attention_norm, block.attention.query_key_value, block.attention.output)
+    set_attention(spec.attention, block.cross_norm, block.cross.query, block.cross.key_value, block.cross.output)
+    set_feed_forward(spec.ffn, block.feed_forward_norm, block.feed_forward)
+
+
+def set_attention(spec: Any, norm: nn.LayerNorm, *linears: nn.Linear) -> None:
+    set_norm(spec.layer_norm, norm)
+    for part, linear in zip(spec.linear, linears, strict=True):
+        set_linear(part, linear)
+
+
+def set_feed_forward(spec: Any, norm: nn.LayerNorm, feed_forward: FeedForward) -> None:
+    set_norm(spec.layer_norm, norm)
+    set_linear(spec.linear_0, feed_forward.inner)
+    set_linear(spec.linear_1, feed_forward.outer)
+
+
+def set_linear(spec: Any, linear: nn.Linear) -> None:
+    spec.weight = linear.weight
+    if linear.bias is not None:
+        spec.bias = linear.bias
+
+
+def set_norm(spec: Any, norm: nn.LayerNorm) -> None:
+    spec.gamma, spec.beta = norm.weight, norm.bias

@@ -1,0 +1,1 @@
+"""The Transformer. It knows nothing of ranks, files of training, or optimizers."""

@@ -1,0 +1,50 @@
+"""What a model weighs and costs, from its shape alone."""
+
+from __future__ import annotations
+
+from dragoman.config.schema import Model
+from dragoman.model.loss import loss_floor
+
+FP32_BYTES = 4
+
+
+def parameters(section: Model, vocab_size: int) -> int:
+    """Trainable numbers: attention without biases, one shared embedding, two final norms."""
+    width, inner = section.d_model, section.d_ff
+    norm = 2 * width
+    feed_forward = 2 * width * inner + inner + width
+    encoder = 4 * width**2 + feed_forward + 2 * norm
+    decoder = 8 * width**2 + feed_forward + 3 * norm
+    return vocab_size * width + section.encoder_layers * encoder + section.decoder_layers * decoder + 2 * norm
+
+
+def checkpoint_bytes(num_parameters: int) -> int:
+    """fp32 weights, Adam's two moments, and a handful of numbers."""
+    return 3 * FP32_BYTES * num_parameters + 16
+
+
+def ring_bytes(num_parameters: int, ranks: int, bytes_per_number: int = FP32_BYTES) -> int:
+    """What one rank sends (and receives) when a ring of ranks adds up its gradients."""
+    return 2 * (ranks - 1) * num_parameters * bytes_per_number // ranks
+
+
+def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: float) -> float:
+    """Floating-point operations of training on these tokens: two a weight forward, four backward, matrices only."""
+    width, inner = section.d_model, section.d_ff
+    per_source = section.encoder_layers * (4 * width**2 + 2 * width * inner) + section.decoder_layers * 2 * width**2
+    per_target = section.decoder_layers * (6 * width**2 + 2 * width * inner) + vocab_size * width
+    return 6.0 * (per_source * source_tokens + per_target * target_tokens)
+
+
+def summary(section: Model, vocab_size: int, label_smoothing: float, ranks: int) -> dict[str, float]:
+    """The facts that a run folder keeps."""
+    count = parameters(section, vocab_size)
+    return {
+        "parameters": count,
+        "vocab_size": vocab_size,
+        "weight_bytes": FP32_BYTES * count,
+        "checkpoint_bytes": checkpoint_bytes(count),
+        "allreduce_bytes": ring_bytes(count, ranks),
+        "flops_per_target_token": flops(section, vocab_size, 1.0, 1.0),
+        "loss_floor": round(loss_floor(vocab_size, label_smoothing), 6),
+    }

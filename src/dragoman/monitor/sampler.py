@@ -1,0 +1,42 @@
+"""A background thread that writes one row of telemetry a second, per host. It never blocks nor raises into training."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dragoman.monitor import gpu, host
+from dragoman.runs import append_row
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def sampling(folder: Path, interval_seconds: float, *, enabled: bool) -> Iterator[None]:
+    """Sample this host while the block runs."""
+    if not enabled:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=sample_until, args=(stop, folder, interval_seconds), name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=2.0)
+
+
+def sample_until(stop: threading.Event, folder: Path, interval_seconds: float) -> None:
+    path = folder / f"{socket.gethostname()}.jsonl"
+    gpus = gpu.handles()
+    while not stop.wait(interval_seconds):
+        try:
+            append_row(path, {**host.sample(), "gpus": gpu.sample(gpus)})
+        except Exception as error:  # a full disk or a vanished counter must not end a training run
+            log.warning("telemetry: %s; sampling stops here, training goes on", error)
+            return

@@ -1,0 +1,72 @@
+"""Start several ranks on this host and bring their first error back as one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+
+import torch
+
+LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
+
+
+def started_by_launcher() -> bool:
+    """Whether this process is one rank of several, whoever started them."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def default_processes(device: str) -> int:
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    return max(1, gpus)
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Run `python -m dragoman ARGUMENTS` in several ranks by torchrun's own agent; returns the exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ[LAUNCHED] = "1"
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the line below says what went wrong
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "dragoman", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.message and failure.message != "<NONE>":
+            print(failure.message, file=sys.stderr)
+        else:
+            print(
+                f"dragoman: rank {rank} ended with code {failure.exitcode}; see its log in the run folder",
+                file=sys.stderr,
+            )
+        return failure.exitcode if failure.exitcode > 0 else 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def report_error(line: str) -> None:
+    """Hand the error line of a rank to whoever shows it: to the launcher's error file, or to the terminal."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        message = {"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(message, stream)
+    if not (path and os.environ.get(LAUNCHED)):
+        print(line, file=sys.stderr)

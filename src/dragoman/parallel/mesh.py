@@ -1,0 +1,67 @@
+"""Who am I among the ranks, and on which device. One process is the special case of many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dragoman.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """The rank that writes files. Nothing that matters may live there alone."""
+        return self.rank == 0
+
+    @property
+    def backend(self) -> str:
+        if self.world == 1:
+            return "none"
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+
+@contextmanager
+def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
+    """Join the other ranks that torchrun (or a compatible launcher) started; alone where nobody did."""
+    rank, world, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    mesh = Mesh(rank, world, local_rank, pick_device(device, local_rank))
+    if mesh.device.type == "cuda":
+        torch.cuda.set_device(mesh.device)
+    if world == 1:
+        yield mesh
+        return
+    dist.init_process_group(mesh.backend, timeout=timedelta(seconds=timeout_seconds))
+    try:
+        yield mesh
+    finally:
+        dist.destroy_process_group()  # without it a finished job is reported as failed
+
+
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and not gpus):
+        return torch.device("cpu")
+    if not gpus:
+        raise TrainingError(
+            'train.device = "cuda", but torch sees no GPU here; set it to "auto" or "cpu", or check the driver with nvidia-smi'
+        )
+    if local_rank >= gpus:
+        raise TrainingError(
+            f"rank {local_rank} of this host has no GPU of its own: {gpus} are visible. Start at most {gpus} processes here"
+        )
+    return torch.device("cuda", local_rank)

@@ -1,0 +1,115 @@
+"""Numbers for people: every value leaves here with its unit. `0:00:1.946` was once read as two minutes."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+NOT_RECORDED = "not recorded"
+
+
+def duration(seconds: float | None) -> str:
+    """'2.10 ms', '0.291 s', '12.3 s', '4 min 12 s', '51 h 55 min 45 s', '4 d 3 h 10 min'."""
+    if seconds is None:
+        return NOT_RECORDED
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.0995:
+        return f"{significant(seconds * 1000)} ms"
+    if seconds < 59.95:
+        return f"{significant(seconds)} s"
+    return long_duration(round(seconds))
+
+
+def long_duration(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    if seconds < 3600:
+        return f"{minute} min {second} s"
+    if hours < 72:
+        return f"{hours} h {minute} min {second} s"
+    days, hour = divmod(hours, 24)
+    return f"{days} d {hour} h {minute} min"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Three digits that say something, none of them as an exponent: 0.291, 4.10, 12.3, 1,234."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}" if abs(rounded) < 10**digits else f"{value:,.0f}"
+
+
+def size(num_bytes: float | None) -> str:
+    """'730.6 MB (696.7 MiB)': 10^6 and 2^20 bytes. Both, because their confusion made two reports disagree."""
+    if num_bytes is None:
+        return NOT_RECORDED
+    if abs(num_bytes) < 1000:
+        return f"{num_bytes:,.0f} bytes"
+    if abs(num_bytes) < 999_950:
+        return f"{num_bytes / 1e3:.1f} kB ({num_bytes / 2**10:.1f} KiB)"
+    if abs(num_bytes) < 1e10:
+        return f"{num_bytes / 1e6:,.1f} MB ({num_bytes / 2**20:,.1f} MiB)"
+    return f"{num_bytes / 1e9:,.1f} GB ({num_bytes / 2**30:,.1f} GiB)"
+
+
+def decimal_size(num_bytes: float) -> str:
+    """'730.6 MB', where there is no room for both."""
+    return size(num_bytes).split(" (")[0]
+
+
+def count(number: float | None, noun: str = "") -> str:
+    """'60,880,896 parameters'."""
+    if number is None:
+        return NOT_RECORDED
+    return f"{number:,.0f} {noun}".rstrip()
+
+
+def plural(number: float, noun: str, many: str = "") -> str:
+    """'1 restart', '2 restarts', '2 micro-batches'."""
+    return f"{number:,.0f} {noun if number == 1 else many or noun + 's'}"
+
+
+def rough(number: float | None, noun: str = "") -> str:
+    """'13.2 thousand target tokens/s', '60.9 million parameters'."""
+    if number is None:
+        return NOT_RECORDED
+    for limit, word in ((1e9, "billion"), (1e6, "million"), (1e4, "thousand")):
+        if abs(number) >= limit * 0.9995:
+            factor = 1e3 if word == "thousand" else limit
+            return f"{significant(number / factor)} {word} {noun}".rstrip()
+    return f"{significant(number)} {noun}".rstrip()
+
+
+def percent(share: float | None) -> str:
+    """'82.4 %'; what is there but rounds to nothing is '<0.1 %'."""
+    if share is None:
+        return NOT_RECORDED
+    if 0 < abs(share) < 0.0005:
+        return "<0.1 %" if share > 0 else ">-0.1 %"
+    return f"{share * 100:.1f} %"
+
+
+def rate(value: float | None) -> str:
+    """A learning rate: '0.000988', '1.24e-7'."""
+    return NOT_RECORDED if value is None else f"{value:.3g}".replace("e-0", "e-")
+
+
+def link_speed(mbit: float | None) -> str:
+    """'10 Gbit/s': bits with their name, because 200,000 KB/s was once read as 200 Mbit/s."""
+    if not mbit or mbit < 0:
+        return "of unknown speed"
+    return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
+
+
+def moment(time: float | None) -> str:
+    """'2026-11-15 09:30:00 UTC'."""
+    if time is None:
+        return NOT_RECORDED
+    try:
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):  # milliseconds where seconds belong, or worse
+        return f"{time:g} s since 1970"

@@ -1,0 +1,80 @@
+"""Checkpoints: a model folder and the state of training in one place, whole or not there at all.
+
+    model.safetensors  model.toml  vocabulary.model   the model folder
+    optimizer.safetensors  training.json              the rest of the state
+    manifest.json                                     sizes and checksums, written last
+
+No pickle anywhere. Formats do not notice a flipped bit, so every file is checked against the manifest before it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from dragoman import runs
+from dragoman.config.schema import Checkpoint
+from dragoman.errors import RunError
+from dragoman.model import folder as model_folder
+from dragoman.training import optim
+from dragoman.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
+
+
+def save(
+    run: runs.RunFolder,
+    state: TrainState,
+    description: model_folder.Description,
+    vocabulary: Path,
+    identity: dict[str, Any],
+    scores: dict[str, float],
+) -> int:
+    """Write the checkpoint of the current step; returns its bytes. `identity`: what must be the same on resume."""
+    with runs.new_folder(run.checkpoint(state.step)) as fresh:
+        model_folder.write_model(fresh, state.model.state_dict(), description, vocabulary)
+        moments = optim.moments(state.optimizer, state.model)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in moments.items()}, fresh / OPTIMIZER)
+        runs.write_json(fresh / TRAINING, state.numbers() | identity)
+        return runs.write_manifest(fresh, {"step": state.step, "time": round(time.time(), 3), "scores": scores})
+
+
+def newest_sound(run: runs.RunFolder) -> Path | None:
+    """The newest checkpoint that is whole. A damaged one is named and passed over."""
+    for checkpoint in reversed(runs.checkpoint_folders(run)):
+        problem = runs.damage(checkpoint)
+        if problem is None:
+            return checkpoint
+        log.warning("checkpoint %s is damaged: %s; looking for an older one", checkpoint.name, problem)
+    if runs.checkpoint_folders(run):
+        raise RunError(f"{run.checkpoints}: every checkpoint is damaged; nothing was changed. Start another run.folder")
+    return None
+
+
+def restore(checkpoint: Path, state: TrainState) -> dict[str, Any]:
+    """Put a checkpoint into `state`; returns the facts saved with it."""
+    facts: dict[str, Any] = runs.read_json(checkpoint / TRAINING)
+    model_folder.load_weights(state.model, model_folder.read_weights(checkpoint), checkpoint / model_folder.WEIGHTS)
+    state.restore_numbers(facts)
+    optim.restore(state.optimizer, state.model, load_file(checkpoint / OPTIMIZER), state.step)
+    return facts
+
+
+def prune(run: runs.RunFolder, section: Checkpoint) -> None:
+    """Keep the last k and the best k; remove the others."""
+    checkpoints = runs.checkpoint_folders(run)
+    kept = set(checkpoints[-section.keep_last :]) | set(runs.best_checkpoints(run, section.metric)[: section.keep_best])
+    for checkpoint in checkpoints:
+        if checkpoint not in kept:
+            shutil.rmtree(checkpoint)
+
+
+def better(score: float, than: float | None, metric: str) -> bool:
+    return than is None or (score < than if metric in runs.LOWER_IS_BETTER else score > than)

@@ -1,0 +1,42 @@
+"""The one object that is saved. What is not in here does not survive a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dragoman.data.pack import Position
+from dragoman.model.transformer import Transformer
+
+
+@dataclass
+class TrainState:
+    """Model, optimizer and how far training has come.
+
+    No random state: dropout at every step follows from (seed, step, rank), see `training.step.seed_for`."""
+
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    step: int = 0  # updates done
+    position: Position = Position()  # of the next row of the data
+    source_tokens: int = 0  # seen, over all ranks
+    target_tokens: int = 0
+    pairs: int = 0
+    train_seconds: float = 0.0
+    best: dict[str, Any] = field(default_factory=dict)  # metric, score and step of the best validation so far
+    stale_validations: int = 0  # validations since then
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything but the tensors."""
+        return {key: getattr(self, key) for key in self.counters()} | {"position": list(self.position)}
+
+    def restore_numbers(self, numbers: dict[str, Any]) -> None:
+        for key in self.counters():
+            setattr(self, key, numbers[key])
+        self.position = Position(*numbers["position"])
+
+    @staticmethod
+    def counters() -> tuple[str, ...]:
+        return ("step", "source_tokens", "target_tokens", "pairs", "train_seconds", "best", "stale_validations")

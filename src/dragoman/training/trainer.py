@@ -1,0 +1,320 @@
+"""The story of a run: prepare the state, take steps, write down what happened, do what is due, stop together.
+
+resume or begin -> [ step -> record -> validate when due -> checkpoint when due -> stop? ] -> last words
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dragoman import runs
+from dragoman.config.load import to_toml
+from dragoman.config.schedule import learning_rate
+from dragoman.config.schema import Config
+from dragoman.data.encode import PreparedData
+from dragoman.data.loader import prefetched, steps
+from dragoman.data.pack import Packing
+from dragoman.errors import RunError, TrainingError
+from dragoman.model.folder import Description
+from dragoman.model.loss import SequenceLoss
+from dragoman.model.transformer import Transformer
+from dragoman.monitor.sampler import sampling
+from dragoman.monitor.sinks import Metrics
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.reduce import wait_for_all
+from dragoman.parallel.wrap import wrap
+from dragoman.training import checkpoint, facts, optim
+from dragoman.training.precision import arithmetic, resolve
+from dragoman.training.state import TrainState
+from dragoman.training.step import update
+from dragoman.training.validate import validation_loss
+from dragoman.training.window import Totals, Window
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Moment:
+    """What a task may look at: the model in evaluation mode at one step. Every rank gets one."""
+
+    step: int
+    model: Transformer
+    mesh: Mesh
+    run: runs.RunFolder
+
+
+class Task(Protocol):
+    """Something measured beside the validation loss. All ranks run it together and return the same numbers."""
+
+    def run(self, moment: Moment) -> dict[str, Any]: ...
+
+
+class Trainer:
+    """One run on one rank. Built once, then `run` tells the story."""
+
+    def __init__(
+        self, config: Config, data: PreparedData, mesh: Mesh, tasks: list[Task], version: str, progress: runs.Progress
+    ):
+        self.config, self.data, self.mesh = config, data, mesh
+        self.tasks, self.version, self.progress = tasks, version, progress
+        self.folder = runs.RunFolder(config.run.folder)
+        self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
+        facts.check_fits(data, config)
+        self.precision = resolve(config.train.precision, mesh.device)
+        self.arithmetic = partial(arithmetic, self.precision, mesh.device)
+        self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
+        self.packing = Packing(config.train.tile_width, config.train.window_pairs, config.run.seed)
+        self.share = facts.share_of(config, mesh)
+        self.rate = learning_rate(config)
+        model = Transformer(config.model, len(data.vocabulary))
+        model.init_weights(config.run.seed)
+        model.to(mesh.device)
+        self.state = TrainState(model, optim.build(model, config.train))
+        self.objective = SequenceLoss(model, config.train.label_smoothing)
+        self.description = Description(
+            config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
+        )
+        self.started = time.time()
+        self.metrics: Metrics | None = None  # on the main rank only
+        self.stop_requested = False
+        self.validated: tuple[int, dict[str, Any]] = (-1, {})
+
+    # --- the story ---
+
+    def begin(self, *, resume: bool) -> None:
+        """Restore the newest sound checkpoint, or start a run folder."""
+        if self.folder.exists() and not resume:
+            raise RunError(facts.occupied(self.folder))
+        source = checkpoint.newest_sound(self.folder) if resume else None
+        if source is not None:
+            self.check_same(checkpoint.restore(source, self.state), source)
+        hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
+        if self.mesh.is_main:
+            self.write_facts(hosts, resumed=source is not None)
+        wait_for_all(self.mesh)
+
+    def run(self) -> str:
+        """Train to the end; returns the reason for stopping."""
+        monitor = self.config.monitor
+        if self.mesh.is_main:
+            self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
+        telemetry = monitor.telemetry and self.mesh.local_rank == 0
+        with sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry), self.listening():
+            reason = self.loop()
+        self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
+        if self.metrics:
+            self.metrics.close()
+        wait_for_all(self.mesh)
+        return reason
+
+    def loop(self) -> str:
+        """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
+        train, state = self.config.train, self.state
+        wrapped = wrap(self.objective, self.mesh, compiled=self.compiled)
+        wrapped.train()
+        pin = self.mesh.device.type == "cuda"
+        stream = prefetched(steps(self.train_data, self.packing, self.share, state.position), pin=pin)
+        window = Window(self.mesh)
+        while state.step < train.max_steps:
+            with window.phases.span("data"):
+                step = next(stream)
+            rate = self.rate(state.step)
+            optim.set_rate(state.optimizer, rate)
+            loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
+            window.add(loss_sum, step.source_tokens, step.target_tokens)
+            if self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
+                stop = self.record(window.close(self.stop_requested), rate, float(norm)) or self.do_what_is_due()
+                if stop:
+                    return stop
+                window = Window(self.mesh)
+        return "max_steps"
+
+    # --- records ---
+
+    def record(self, totals: Totals, rate: float, grad_norm: float) -> str | None:
+        """One row of metrics, from sums that are the same on every rank; so is the reason to stop, if there is one."""
+        state = self.state
+        state.train_seconds += totals.seconds
+        if not (math.isfinite(totals.loss) and math.isfinite(grad_norm)):
+            self.event("stop", reason="diverged", seconds=round(time.time() - self.started, 3))
+            raise TrainingError(
+                f"step {state.step}: the loss is {totals.loss} and the gradient norm {grad_norm}; training diverged. Lower "
+                "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
+                f"checkpoints are in {self.folder.checkpoints}"
+            )
+        row = self.row(totals, rate, grad_norm)
+        if self.metrics:
+            self.metrics.write(row)
+        detail = f"loss {totals.loss:.3f}, lr {rate:.2e}, {row['target_tokens_per_s']:,.0f} target tokens/s"
+        self.progress("training", state.step, self.config.train.max_steps, detail)
+        log.info("step %d: %s, %.3f s a step", state.step, detail, row["step_seconds"])
+        if totals.stop and not self.last:
+            self.save()
+            return "interrupted"
+        return None
+
+    def row(self, totals: Totals, rate: float, grad_norm: float) -> runs.Row:
+        state = self.state
+        slots = totals.steps * self.share.rows * self.packing.width
+        return {
+            "kind": "train",
+            "step": state.step,
+            "epoch": round(state.pairs / len(self.train_data), 4),
+            "loss": totals.loss,
+            "learning_rate": rate,
+            "grad_norm": grad_norm,
+            "step_seconds": totals.seconds / totals.steps,
+            "data_seconds": totals.data_seconds / totals.steps,
+            "target_tokens_per_s": totals.target_tokens / totals.seconds,
+            "source_tokens_per_s": totals.source_tokens / totals.seconds,
+            "source_tokens": state.source_tokens,
+            "target_tokens": state.target_tokens,
+            "pairs": state.pairs,
+            "row_fill": round(totals.target_tokens / slots, 4),
+            "train_seconds": round(state.train_seconds, 3),
+        }
+
+    def event(self, name: str, **facts: Any) -> None:
+        if self.mesh.is_main:
+            runs.append_row(self.folder.events, {"event": name, "step": self.state.step, **facts})
+        log.info("%s at step %d %s", name, self.state.step, facts or "")
+
+    # --- what is due ---
+
+    @property
+    def last(self) -> bool:
+        return self.state.step == self.config.train.max_steps
+
+    def due(self, *every: int) -> bool:
+        return self.last or any(self.state.step % each == 0 for each in every)
+
+    def do_what_is_due(self) -> str | None:
+        """Validate and save; returns a reason to stop, the same on every rank."""
+        validation, keeping = self.config.validation, self.config.checkpoint
+        improved = self.validate() if self.due(validation.every) else False
+        if self.due(keeping.every) or (improved and keeping.keep_best):
+            self.save()
+        return "patience" if validation.patience and self.state.stale_validations >= validation.patience else None
+
+    def validate(self) -> bool:
+        """Validation loss and all tasks; returns whether the chosen metric is better than ever before."""
+        start = time.perf_counter()
+        scores: dict[str, Any] = validation_loss(
+            self.objective, self.valid_data, self.mesh, self.config.train, self.arithmetic
+        )
+        moment = Moment(self.state.step, self.state.model.eval(), self.mesh, self.folder)
+        for task in self.tasks:
+            scores |= task.run(moment)
+        self.objective.train()
+        self.validated = (self.state.step, scores)
+        seconds = round(time.perf_counter() - start, 3)
+        if self.metrics:
+            self.metrics.write({"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
+        self.event("validation", seconds=seconds)
+        bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
+        self.progress(
+            "validation",
+            self.state.step,
+            self.config.train.max_steps,
+            f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)",
+        )
+        return self.is_best(scores)
+
+    def is_best(self, scores: dict[str, Any]) -> bool:
+        metric = self.config.checkpoint.metric
+        if metric not in scores:
+            return False
+        if checkpoint.better(scores[metric], self.state.best.get("score"), metric):
+            self.state.best = {"metric": metric, "score": scores[metric], "step": self.state.step}
+            self.state.stale_validations = 0
+            return True
+        self.state.stale_validations += 1
+        return False
+
+    def save(self) -> None:
+        """The main rank writes; the others wait, so that nobody runs ahead of a checkpoint that may fail."""
+        if self.mesh.is_main:
+            start = time.perf_counter()
+            step, scores = self.validated
+            numbers = (
+                {key: value for key, value in scores.items() if isinstance(value, float)}
+                if step == self.state.step
+                else {}
+            )
+            written = checkpoint.save(
+                self.folder, self.state, self.description, self.data.vocabulary.path, self.identity(), numbers
+            )
+            checkpoint.prune(self.folder, self.config.checkpoint)
+            self.event("checkpoint", seconds=round(time.perf_counter() - start, 3), bytes=written)
+        wait_for_all(self.mesh)
+
+    # --- beginnings ---
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
+        return {
+            "data_digest": self.data.manifest["digest"],
+            "packing": self.packing.settings(),
+            "rows_per_step": self.share.rows,
+            "dragoman": self.version,
+        }
+
+    def check_same(self, saved: dict[str, Any], source: Path) -> None:
+        for key, value in self.identity().items():
+            if key != "dragoman" and saved[key] != value:
+                names = {
+                    "data_digest": f"the prepared data in {self.data.folder}",
+                    "packing": "train.tile_width, train.window_pairs or run.seed",
+                    "rows_per_step": "train.batch_tokens or train.tile_width",
+                }
+                raise RunError(
+                    f"{source}: was saved with {key} = {saved[key]}, now it is {value}. "
+                    f"Put {names[key]} back as it was, or start another run.folder"
+                )
+
+    def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
+        """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
+        environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
+        own = {"dragoman": self.version, "precision": self.precision, "compile": self.compiled, "hosts": hosts}
+        runs.write_json(self.folder.environment, environment | own)
+        runs.write_json(self.folder.data, self.data.manifest)
+        runs.write_text(self.folder.config, to_toml(self.config))
+        rows = runs.read_rows(self.folder.metrics)
+        kept = [row for row in rows if row["step"] <= self.state.step] if resumed else []
+        runs.write_rows(self.folder.metrics, kept)
+        lost = max([row["step"] for row in rows], default=self.state.step) - self.state.step
+        self.event("resume" if resumed else "start", ranks=self.mesh.world, **({"lost_steps": lost} if resumed else {}))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, at the next logged step; a second one stops at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.stop_requested = True
+            log.warning("signal %d: stopping after the next logged step", number)
+            for name in previous:
+                signal.signal(name, signal.SIG_DFL)
+
+        previous = {}
+        try:
+            for name in (signal.SIGINT, signal.SIGTERM):
+                previous[name] = signal.signal(name, ask)
+        except ValueError:  # not the main thread: whoever called us owns the signals
+            pass
+        try:
+            yield
+        finally:
+            for name, handler in previous.items():
+                signal.signal(name, handler)

@@ -1,0 +1,43 @@
+"""Validation loss: each sentence exactly once, whatever the number of ranks, dropout off."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dragoman.config.schema import Train
+from dragoman.data.encode import Encoded
+from dragoman.data.loader import once
+from dragoman.model.loss import SequenceLoss
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.reduce import sum_over_ranks
+from dragoman.training.step import Arithmetic
+
+
+@torch.no_grad()
+def validation_loss(
+    objective: SequenceLoss, data: Encoded, mesh: Mesh, train: Train, arithmetic: Arithmetic
+) -> dict[str, float]:
+    """Ranks may have different numbers of batches: nothing is exchanged until all have done their own."""
+    rows = max(1, train.micro_batch_tokens // train.tile_width)
+    sums = [torch.zeros((), device=mesh.device) for _ in range(2)]
+    tokens = pairs = 0
+    objective.eval()
+    for batch, batch_pairs in once(data, train.tile_width, rows, mesh.rank, mesh.world):
+        with arithmetic():
+            loss, nll = objective(*batch.to(mesh.device).tensors())
+        sums = [sums[0] + loss, sums[1] + nll]
+        tokens += int((batch.target_segment > 0).sum())
+        pairs += batch_pairs
+    objective.train()
+    loss_sum, nll_sum, all_tokens, all_pairs = sum_over_ranks(mesh, [float(sums[0]), float(sums[1]), tokens, pairs])
+    assert int(all_pairs) == len(data), f"validation saw {all_pairs} of {len(data)} pairs"
+    nll_mean = nll_sum / all_tokens
+    return {
+        "loss": loss_sum / all_tokens,
+        "nll": nll_mean,
+        "perplexity": math.exp(min(nll_mean, 100.0)),
+        "pairs": int(all_pairs),
+        "target_tokens": int(all_tokens),
+    }

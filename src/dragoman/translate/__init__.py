@@ -1,0 +1,5 @@
+"""From a model folder to translated text."""
+
+from dragoman.translate.translator import Translator
+
+__all__ = ["Translator"]

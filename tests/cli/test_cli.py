@@ -1,0 +1,115 @@
+"""The command line as a user meets it: fast to answer, one line for a mistake, exit code 2, nothing lost."""
+
+import subprocess
+import sys
+
+import pytest
+from dragoman import runs
+from support import as_overrides, dragoman, tiny_config
+
+QUICK = """
+import sys
+sys.argv = ["dragoman", *sys.argv[1:]]
+from dragoman.cli.main import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["config"], ["config", "transformer-big"], ["train", "--help"], ["--version"]])
+def test_quick_commands_import_nothing_heavy(arguments):
+    result = subprocess.run([sys.executable, "-c", QUICK, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def test_report_imports_no_torch(prepared, tmp_path):
+    from dragoman.cli.stages import train
+
+    train(tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=2"))
+    script = QUICK.replace('{"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib"}', '{"torch"}')
+    result = subprocess.run([sys.executable, "-c", script, "report", str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def one_line(result):
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert lines[0].startswith("dragoman: ")
+    return result.stderr
+
+
+def test_configuration_mistakes(tmp_path):
+    text = one_line(dragoman("train", "tiny", "train.max_stepz=3", "model.heads=3", "train.clip_norm=high", check=False))
+    assert "3 problems" in text
+    assert "did you mean train.max_steps?" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "tiny", "data.folder=nowhere"], "no prepared data there. Run `dragoman prepare`"),
+        (["prepare", "tiny"], "data.train_source is empty"),
+        (["prepare", "tiny", "data.train_source=a", "data.train_target=b", "data.valid_source=c", "data.valid_target=d"], "'a': no such file"),
+        (["evaluate", "nowhere"], "no such folder"),
+        (["report", "nowhere"], "no such run folder"),
+        (["translate", ".", "nothing.txt"], "nothing.txt: cannot be read"),
+        (["train", "nowhere.toml"], "no such file, nor a preset"),
+    ],
+)
+def test_other_mistakes(arguments, words, tmp_path):
+    assert words in one_line(dragoman(*arguments, check=False, cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_error_of_a_rank_is_one_line_too(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.device=cuda")
+    result = dragoman("train", "tiny", *as_overrides(config), "--nproc", "2", check=False)
+    assert "torch sees no GPU here" in one_line(result)
+    assert result.stderr.count("torch sees no GPU") == 1
+
+
+def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=3")
+    trained = dragoman("train", "tiny", *as_overrides(config), "--nproc", "1")
+    assert "dragoman report" in trained.stdout
+    text = "The dog sleeps.\n\nThe woman buys three books.\n"
+    piped = dragoman("translate", str(tmp_path / "run"), "--beam", "2", input=text)
+    assert piped.stdout.count("\n") == 3
+    assert piped.stdout.splitlines()[1] == ""
+    (tmp_path / "in.txt").write_text(text, encoding="utf-8")
+    dragoman("translate", str(tmp_path / "run"), str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--beam", "2")
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == piped.stdout
+    broken = dragoman("translate", str(tmp_path / "run"), input="caf\udce9\n", errors="surrogateescape", check=False)
+    assert "line 1: not UTF-8" in one_line(broken)
+    scored = dragoman("evaluate", str(tmp_path / "run"), "--beam", "1")
+    assert "BLEU" in scored.stdout
+    assert "tok:13a" in scored.stdout
+    dragoman("report", str(tmp_path / "run"))
+    assert (tmp_path / "run" / "report.md").is_file()
+
+
+def test_ctrl_c_keeps_what_was_learnt(prepared, tmp_path):
+    """SIGTERM while training over two ranks: a checkpoint, a stop event, and a run that can be resumed."""
+    import signal
+    import time
+
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=1")
+    command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), "--nproc", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not runs.read_rows(tmp_path / "run" / "metrics.jsonl") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
+    assert (stop["event"], stop["reason"]) == ("stop", "interrupted")
+    saved = runs.checkpoint_folders(runs.RunFolder(tmp_path / "run"))
+    assert runs.step_of(saved[-1]) == stop["step"] > 0
+    assert runs.damage(saved[-1]) is None

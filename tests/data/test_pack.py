@@ -1,0 +1,76 @@
+"""The packer and the stream of rows: nothing lost, nothing twice, the same from any position and for any number of ranks."""
+
+from itertools import islice
+
+import numpy as np
+from dragoman.data.loader import Share
+from dragoman.data.pack import Packing, Position, best_fit, rows_from
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+WIDTH = 32
+lengths = st.lists(st.tuples(st.integers(1, WIDTH), st.integers(1, WIDTH)), min_size=1, max_size=120)
+
+
+def arrays(pairs):
+    source, target = zip(*pairs, strict=True)
+    return np.array(source), np.array(target)
+
+
+@given(lengths)
+@settings(max_examples=150, deadline=None)
+def test_every_pair_once_and_every_row_within_its_width(pairs):
+    source, target = arrays(pairs)
+    rows = best_fit(source, target, WIDTH)
+    assert sorted(pair for row in rows for pair in row) == list(range(len(pairs)))
+    assert all(source[row].sum() <= WIDTH and target[row].sum() <= WIDTH for row in rows)
+    assert all(rows)
+
+
+@given(lengths, st.integers(1, 50), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_stream_goes_on_from_any_position(pairs, window, skip):
+    source, target = arrays(pairs)
+    packing = Packing(WIDTH, window, seed=3)
+    straight = list(islice(rows_from(Position(), source, target, packing), skip + 40))
+    position = straight[skip - 1][1] if skip else Position()
+    assert list(islice(rows_from(position, source, target, packing), 40)) == straight[skip:]
+
+
+@given(lengths, st.integers(1, 50))
+@settings(max_examples=100, deadline=None)
+def test_every_epoch_has_every_pair_once_in_its_own_order(pairs, window):
+    source, target = arrays(pairs)
+    epochs = {0: [], 1: []}
+    position = Position()
+    for row, behind in rows_from(position, source, target, Packing(WIDTH, window, seed=5)):
+        if position.epoch > 1:
+            break
+        epochs[position.epoch] += row
+        position = behind
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(len(pairs)))
+    if len(pairs) > 40:
+        assert epochs[0] != epochs[1]
+
+
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 20))
+@settings(max_examples=150, deadline=None)
+def test_ranks_share_the_rows_of_a_step_evenly(count, world, micro_rows):
+    rows = [[number] for number in range(count)]
+    dealt = [Share(count, rank, world, micro_rows).deal(rows) for rank in range(world)]
+    assert sorted(pair for rank in dealt for part in rank for row in part for pair in row) == list(range(count))
+    shapes = {(len(rank), *map(len, rank)) for rank in dealt}
+    assert len(shapes) == 1, "every rank has the same number of micro-batches of the same size"
+    assert all(len(part) <= micro_rows for rank in dealt for part in rank)
+
+
+def test_rows_are_full_on_lengths_of_real_text_and_not_sorted():
+    random = np.random.default_rng(0)
+    source = np.exp(random.normal(3.15, 0.55, 40_000)).clip(4, 120).astype(int)
+    target = (source * np.exp(random.normal(0.03, 0.15, 40_000))).clip(4, 120).astype(int)
+    rows = [row for row, _ in islice(rows_from(Position(), source, target, Packing(128, 16_384, 1)), 4_000)]
+    fill = sum(target[row].sum() for row in rows) / (128 * len(rows))
+    assert fill > 0.93
+    longest = np.array([target[row].max() for row in rows])
+    first, second = longest[:2000].mean(), longest[2000:].mean()
+    assert abs(first - second) < 0.05 * first, "no curriculum by accident"

@@ -1,0 +1,137 @@
+"""What CTranslate2 computes from an export is what we compute from the original."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.data.subwords import BOS
+from dragoman.errors import DragomanError, MissingExtra
+from dragoman.exporting import export
+from dragoman.runs import damage
+from dragoman.translate import Translator
+from dragoman.translate.search import beam_search, padded
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def original(checkpoint):
+    return Translator.load(checkpoint, "cpu")
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint, tmp_path_factory):
+    return export(checkpoint, tmp_path_factory.mktemp("exports") / "ct2", kind="ctranslate2")
+
+
+def opened(folder: Path, **options):
+    return ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=1, **options)
+
+
+def ours(original, sentences, **settings):
+    """Pieces and scores of the best hypotheses."""
+    section = original.section.model_copy(update=settings)
+    best = [found[0] for found in beam_search(original.model, original.vocabulary.encode(sentences), section)]
+    return [original.vocabulary.processor.id_to_piece(hypothesis.ids) for hypothesis in best], [
+        hypothesis.score for hypothesis in best
+    ]
+
+
+def theirs(translator, pieces, **settings):
+    results = translator.translate_batch(pieces, min_decoding_length=0, return_scores=True, **settings)
+    return [result.hypotheses[0] for result in results], [result.scores[0] for result in results]
+
+
+def our_log_probabilities(original, sources, targets):
+    """Of every target piece and of the end mark, with the target given."""
+    source, source_segment = padded(original.vocabulary.encode(sources), torch.device("cpu"))
+    target, segment = padded(original.vocabulary.encode(targets), torch.device("cpu"))
+    shifted = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], dim=1)
+    positions = [torch.arange(ids.shape[1]).expand_as(ids) for ids in (source, target)]
+    with torch.inference_mode():
+        memory = original.model.encode(source, positions[0], source_segment)
+        hidden = original.model.decode(shifted, positions[1], segment, memory, source_segment)
+        table = original.model.logits(hidden).log_softmax(dim=-1).gather(2, target[:, :, None])[:, :, 0]
+    return [row[: int(length)].tolist() for row, length in zip(table, segment.sum(dim=1), strict=True)]
+
+
+def test_folder(exported, original):
+    assert {path.name for path in exported.iterdir()} == {
+        "model.bin",
+        "config.json",
+        "shared_vocabulary.json",
+        "vocabulary.model",
+        "manifest.json",
+    }
+    assert damage(exported) is None
+    config = json.loads((exported / "config.json").read_text())
+    assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
+    assert (config["add_source_bos"], config["add_source_eos"]) == (False, True)
+    assert json.loads((exported / "shared_vocabulary.json").read_text())[:4] == ["<pad>", "</s>", "<s>", "<unk>"]
+    assert contains_once(exported / "model.bin", original.model.embedding.weight), "the tied matrix is stored once"
+
+
+def contains_once(file: Path, tensor: torch.Tensor) -> bool:
+    return file.read_bytes().count(tensor.detach().numpy().tobytes()) == 1
+
+
+def test_same_log_probabilities(original, exported, sentences):
+    targets = sentences[::-1]  # any text will do: every probability of every position is compared
+    expected = our_log_probabilities(original, sentences, targets)
+    encode = original.vocabulary.processor.encode
+    results = opened(exported).score_batch(encode(sentences, out_type=str), encode(targets, out_type=str))
+    assert [len(row) for row in expected] == [len(result.log_probs) for result in results]
+    worst = max(
+        abs(a - b)
+        for row, result in zip(expected, results, strict=True)
+        for a, b in zip(row, result.log_probs, strict=True)
+    )
+    print(f"largest difference of {sum(map(len, expected))} log-probabilities: {worst:.2e}")
+    assert worst < 1e-4
+    assert min(map(min, expected)) < -5, "a uniform model would prove nothing"
+
+
+def test_same_greedy_translations(original, exported, sentences):
+    """One by one, because our limit of the length is a sentence's own and theirs is for all."""
+    expected, _ = ours(original, sentences, beam=1)
+    translator = opened(exported)
+    for sentence, wanted in zip(sentences, expected, strict=True):
+        pieces = original.vocabulary.processor.encode(sentence, out_type=str)
+        limit = len(pieces) + original.section.extra_length
+        assert theirs(translator, [pieces], beam_size=1, max_decoding_length=limit)[0] == [wanted]
+    assert len({tuple(pieces) for pieces in expected}) > 10
+
+
+def test_same_beam_search_without_length_penalty(original, exported, sentences):
+    """The formulas of the penalty differ, the search does not. With exactly 0 CTranslate2 would stop earlier."""
+    expected, scores = ours(original, sentences[:-1], beam=4, length_penalty=0.0)
+    pieces = original.vocabulary.processor.encode(sentences[:-1], out_type=str)
+    found, their_scores = theirs(opened(exported), pieces, beam_size=4, length_penalty=1e-9)
+    assert found == expected
+    assert their_scores == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "float16", "bfloat16"])
+def test_quantized_export_is_smaller_and_close(original, exported, checkpoint, sentences, tmp_path, quantization):
+    folder = export(checkpoint, tmp_path / "small", kind="ctranslate2", quantization=quantization)
+    assert (folder / "model.bin").stat().st_size < (exported / "model.bin").stat().st_size
+    encode = original.vocabulary.processor.encode
+    results = opened(folder).score_batch(encode(sentences, out_type=str), encode(sentences, out_type=str))
+    expected = our_log_probabilities(original, sentences, sentences)
+    means = [abs(sum(row) - sum(result.log_probs)) / len(row) for row, result in zip(expected, results, strict=True)]
+    print(f"{quantization}: largest difference of a sentence's mean log-probability {max(means):.1e}")
+    assert max(means) < 0.2
+
+
+def test_refusals_in_words(checkpoint, tmp_path, monkeypatch):
+    with pytest.raises(DragomanError, match="quantization 'int7' is not known; choose one of int8"):
+        export(checkpoint, tmp_path / "out", kind="ctranslate2", quantization="int7")
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[export\]'"):
+        export(checkpoint, tmp_path / "out", kind="ctranslate2")
+    assert not list(tmp_path.iterdir())

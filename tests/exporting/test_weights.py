@@ -1,0 +1,101 @@
+"""A model folder translates as its source does, carries nothing of training, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import load_config, to_toml
+from dragoman.config.schema import Subwords
+from dragoman.data.subwords import learn
+from dragoman.errors import DragomanError, RunError
+from dragoman.exporting import export
+from dragoman.runs import damage, write_manifest
+from dragoman.translate import Translator
+
+
+@pytest.fixture
+def copied(checkpoint, tmp_path):
+    """A checkpoint to be maltreated."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "source" / "step-00000400"))
+
+
+def test_model_folder(checkpoint, sentences, tmp_path):
+    out = export(checkpoint, tmp_path / "models" / "first")
+    assert {path.name for path in out.iterdir()} == {
+        "model.safetensors",
+        "model.toml",
+        "vocabulary.model",
+        "manifest.json",
+    }
+    assert damage(out) is None
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["step"], manifest["scores"]["bleu"], manifest["kind"]) == (400, 43.2, "dragoman")
+    translations = Translator.load(out, "cpu").translate(sentences)
+    assert translations == Translator.load(checkpoint, "cpu").translate(sentences)
+    again = export(out, tmp_path / "models" / "second")
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_a_run_exports_its_best_checkpoint(checkpoint, tmp_path):
+    run = tmp_path / "run"
+    for step, bleu in ((100, 10.0), (200, 30.0), (300, 20.0)):
+        shutil.copytree(checkpoint, run / "checkpoints" / f"step-{step:08d}")
+        (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
+        write_manifest(run / "checkpoints" / f"step-{step:08d}", {"step": step, "scores": {"bleu": bleu}})
+    (run / "run.toml").write_text(to_toml(load_config()))
+    out = export(run, tmp_path / "model")
+    assert json.loads((out / "manifest.json").read_text())["step"] == 200
+
+
+def test_an_empty_folder_is_filled_and_anything_else_is_left_alone(checkpoint, tmp_path):
+    empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "file"
+    empty.mkdir()
+    full.mkdir()
+    (full / "thesis.tex").write_text("years of work")
+    file.write_text("")
+    assert (export(checkpoint, empty) / "model.toml").is_file()
+    for out in (full, file, checkpoint):
+        with pytest.raises(RunError, match="exists and is not an empty folder"):
+            export(checkpoint, out)
+    assert (full / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(RunError, match="could not be written"):
+        export(checkpoint, file / "below")
+
+
+@pytest.mark.parametrize("kind", ["dragoman", "ctranslate2"])
+def test_a_damaged_source_is_refused_and_leaves_nothing(copied, tmp_path, kind):
+    weights = copied / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # one flipped bit
+    weights.write_bytes(content)
+    with pytest.raises(RunError, match=r"damaged, model\.safetensors is not as it was written"):
+        export(copied, tmp_path / "out", kind=kind)
+    (copied / "manifest.json").unlink()
+    weights.write_bytes(content[:1000])
+    with pytest.raises(RunError, match=r"model\.safetensors: missing or damaged"):
+        export(copied, tmp_path / "out", kind=kind)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_parts_that_do_not_belong_together_are_refused(copied, tmp_path, vocabulary):
+    (copied / "manifest.json").unlink()
+    learn([("a b c d", "e f g h")], 1, Subwords(vocab_size=10, kind="char"), copied / "vocabulary.model")
+    with pytest.raises(RunError, match=rf"the vocabulary has \d+ pieces, the model {len(vocabulary)}"):
+        export(copied, tmp_path / "out")
+    description = copied / "model.toml"
+    description.write_text(description.read_text().replace(f"vocab_size = {len(vocabulary)}", "vocab_size = 77"))
+    with pytest.raises(RunError, match="do not fit the model"):
+        export(copied, tmp_path / "out")
+
+
+def test_arguments_are_checked_first(tmp_path):
+    with pytest.raises(DragomanError, match="kind 'onnx' is not known; choose one of dragoman, ctranslate2"):
+        export("nowhere", tmp_path / "out", kind="onnx")
+    with pytest.raises(DragomanError, match="only for kind ctranslate2"):
+        export("nowhere", tmp_path / "out", quantization="int8")
+    with pytest.raises(RunError, match="nowhere: no such folder"):
+        export("nowhere", tmp_path / "out")

@@ -1,0 +1,172 @@
+"""The answers: right where the run says it, 'not recorded' where it does not, and never made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.errors import RunError
+from dragoman.report import Answer, diagnose, load_run
+from dragoman.report.read import parse_samples
+
+Write = Callable[..., Path]
+ANSWERED = [1, 6, 7, 8, 9, 10]
+
+
+def ask(folder: Path, number: int) -> Answer:
+    return next(answer for answer in diagnose(folder) if answer.number == number)
+
+
+def evidence(answer: Answer) -> dict[str, str]:
+    return dict(answer.evidence)
+
+
+def test_eleven_questions_in_order_six_with_a_verdict(story: Write) -> None:
+    found = diagnose(story())
+    assert [answer.number for answer in found] == list(range(1, 12))
+    assert [answer.number for answer in found if answer.answered] == ANSWERED
+    assert all(answer.evidence and answer.derivation and answer.figure for answer in found if answer.answered)
+    assert {answer.verdict for answer in found if not answer.answered} == {"Not answered by this version."}
+
+
+def test_duration_of_a_whole_and_of_a_killed_run(story: Write, tmp_path: Path) -> None:
+    assert ask(story(), 1).verdict == "3 min 10 s from start to stop; 2 min 51 s of it went into 600 training steps."
+    killed = ask(story(killed=True), 1)
+    assert "so far (no stop event: still running, or killed)" in killed.verdict
+    assert "Last sign of life" in evidence(killed)
+
+
+def test_duration_of_a_resumed_run_names_the_loss(story: Write) -> None:
+    answer = ask(story(crash_at=455), 1)
+    assert "were lost to 1 restart" in answer.verdict
+    assert evidence(answer)["Steps lost and done again"].startswith("55, about 15.7 s")
+
+
+def test_learning_rate_follows_from_the_step_alone(story: Write) -> None:
+    answer = ask(story(), 6)
+    assert "all 60 logged rates follow from the step alone, neither from BLEU nor from a plateau" in answer.verdict
+    assert "The rate rises to 0.0125 at step 200, then falls to 0.00722 at step 600" in answer.verdict
+    assert evidence(answer)["Rates that do not obey it"] == "0"
+    assert "128^-0.5" in evidence(answer)["Policy and formula"]
+
+
+def test_a_tampered_learning_rate_is_found(story: Write) -> None:
+    answer = ask(story(tamper_from=400), 6)
+    assert "21 of 60 logged rates do NOT obey the formula; the worst is step 400" in answer.verdict
+    assert evidence(answer)["Largest deviation"].startswith("50.0 %")
+    assert "log says otherwise" in evidence(answer)["Depends on"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["schedule.warmup_steps=8000"], "within the warm-up of 8,000 steps: only the rise shows"),
+        (["schedule.policy=cosine", "schedule.decay_steps=5000", "schedule.warmup_steps=0"], "goes on to step 5,000"),
+        (["schedule.policy=piecewise", "schedule.boundaries=[100, 900]", "schedule.factors=[0.5, 0.1]"], "step 901"),
+    ],
+)
+def test_a_run_too_short_for_its_schedule_says_so(story: Write, overrides: list[str], words: str) -> None:
+    answer = ask(story(overrides=overrides), 6)
+    assert words in evidence(answer)["Part of the curve not reached"]
+    assert "NOT" not in answer.verdict
+
+
+def test_a_fixed_rate_stays(story: Write) -> None:
+    answer = ask(
+        story(overrides=["schedule.policy=fixed", "schedule.learning_rate=0.001", "schedule.warmup_steps=0"]), 6
+    )
+    assert answer.verdict.startswith("The rate stays at 0.001; all 60")
+    assert "Part of the curve not reached" not in evidence(answer)
+
+
+def test_training_set_in_megabytes_and_lines(story: Write) -> None:
+    answer = ask(story(), 7)
+    assert answer.verdict == "49,990 lines a side, 2.10 MB en + 2.50 MB de = 4.60 MB; each pair was seen 2.04 times."
+    assert evidence(answer)["Dropped: too long"] == "7"
+
+
+def test_a_manifest_that_does_not_add_up_is_told(story: Write) -> None:
+    folder = story()
+    data = json.loads((folder / "data.json").read_text())
+    data["train"]["read_pairs"] = 50_100
+    (folder / "data.json").write_text(json.dumps(data))
+    assert evidence(ask(folder, 7))["Neither kept nor counted as dropped"] == "100"
+
+
+def test_checkpoint_files_with_their_roles(story: Write) -> None:
+    answer = ask(story(), 8)
+    assert answer.table is not None
+    assert answer.table.rows[0] == ("model.safetensors", "weights, fp32", f"{4 * 1_231_360 + 45:,}")
+    assert [row[0] for row in answer.table.rows][-1] == "manifest.json"
+    assert evidence(answer)["Agrees with its manifest"] == "yes, every size"
+
+
+def test_a_cut_checkpoint_is_told(story: Write) -> None:
+    folder = story()
+    with (folder / "checkpoints" / "step-00000600" / "optimizer.safetensors").open("r+b") as stream:
+        stream.truncate(5000)
+    assert "optimizer.safetensors has 5,000 bytes" in evidence(ask(folder, 8))["Agrees with its manifest"]
+    assert "NOT the predicted 14.8 MB" in ask(folder, 9).verdict
+
+
+def test_the_checkpoint_of_the_reference_weighs_what_two_reports_did_not_know(story: Write) -> None:
+    answer = ask(story(parameters=60_880_896), 9)
+    found = evidence(answer)
+    assert found["Prediction: 12 bytes a parameter + 16"] == "730,570,768 bytes = 730.6 MB (696.7 MiB)"
+    assert found["Tensors (weights, two moments)"] == "730,570,752 bytes"
+    assert found["Of it, tensors"].startswith("-16 bytes")
+    assert "730.6 MB of weights and moments, as 12 bytes a parameter + 16 predict" in answer.verdict
+    total = int(found["Whole checkpoint"].split(", ")[-1].removesuffix(" bytes").replace(",", ""))
+    difference = int(found["Difference"].removesuffix(" bytes").replace(",", ""))
+    assert total - difference == 730_570_768
+
+
+def test_a_step_and_its_time_with_and_without_the_rest(story: Write) -> None:
+    answer = ask(story(), 10)
+    assert "one update of all weights, here from 170 pairs and 3,800 target tokens" in answer.verdict
+    assert "an average one took 0.285 s (0.308 s with validation and checkpoints)" in answer.verdict
+    found = evidence(answer)
+    assert found["A step of this run"].endswith("2 ranks x 1 micro-batch x 32 rows = 64 rows")
+    assert found["Share waiting for data"] == "2.0 %"
+    assert found["Throughput"] == "13.3 thousand target tokens/s"
+
+
+def test_a_run_folder_with_a_configuration_only_makes_nothing_up(story: Write) -> None:
+    folder = story(metrics=False, validation=False, checkpoints=False)
+    for name in ("environment.json", "data.json", "metrics.jsonl", "events.jsonl"):
+        (folder / name).unlink()
+    verdicts = {answer.number: answer.verdict for answer in diagnose(folder) if answer.answered}
+    assert all(verdict.startswith("Not recorded: ") for verdict in verdicts.values())
+    assert "metrics.jsonl is missing" in verdicts[10]
+
+
+def test_torn_files_are_reasons_and_not_crashes(story: Write) -> None:
+    folder = story()
+    for name in ("environment.json", "data.json", "run.toml", "scores.json"):
+        (folder / name).write_text('{"train": {"pai')
+    (folder / "events.jsonl").write_text('{"time": 1, "event": "st')
+    (folder / "metrics.jsonl").write_text(
+        '{"kind": "train", "step": "seven"}\n[1]\n{"kind": "train", "step": 7, "loss": NaN}\n'
+    )
+    (folder / "checkpoints" / "step-00000600" / "manifest.json").write_text("{")
+    verdicts = {answer.number: answer.verdict for answer in diagnose(folder)}
+    assert "run.toml cannot be read" in verdicts[6]
+    assert "data.json: not readable as JSON" in verdicts[7]
+    assert "number of parameters is not recorded" in verdicts[9]
+
+
+def test_a_folder_without_configuration_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a run folder"):
+        load_run(tmp_path)
+
+
+def test_probe_sentences_in_every_spelling() -> None:
+    spellings = ["source       a\nreference    b\ntranslation  c", "Source: a\nReference: b\nTranslation: c", "a\nb\nc"]
+    for spelling in spellings:
+        (sample,) = parse_samples(spelling + "\n")
+        assert (sample.source, sample.reference, sample.translation) == ("a", "b", "c")
+    (empty,) = parse_samples("source       a\nreference    b\ntranslation  \n\nsource       torn")
+    assert empty.translation == ""

@@ -1,0 +1,132 @@
+"""The page: whole, escaped, needing nothing from outside, the same for the same run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.report import load_run, write_report
+from dragoman.report.render import render_html, render_markdown
+
+Write = Callable[..., Path]
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "resumed": {"crash_at": 455},
+    "killed": {"killed": True},
+    "no validation": {"validation": False},
+    "empty metrics": {"metrics": False},
+    "no checkpoint": {"checkpoints": False},
+    "tampered": {"tamper_from": 400},
+    "one row": {"steps": 10},
+}
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Balance(HTMLParser):
+    """Every tag that opens is closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_makes_a_whole_page(story: Write, kind: str) -> None:
+    record = load_run(story(**KINDS[kind]))
+    html, markdown = render_html(record), render_markdown(record)
+    parser = Balance()
+    parser.feed(html)
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    assert {"script", "link", "img", "iframe"}.isdisjoint(parser.seen)
+    assert "https://" not in html
+    assert "http://" not in html
+    assert re.findall(r"url\((?!#)", html) == []
+    assert all(f"- **{number} " in markdown for number in (1, 6, 7, 8, 9, 10))
+    assert all(f"## {number}. " in markdown for number in range(1, 12))
+    assert re.search(r"\b(nan|None|inf)\b", re.sub(r"<svg.*?</svg>|<style>.*?</style>", "", html, flags=re.S)) is None
+
+
+def test_a_whole_run_has_all_ten_figures(story: Write) -> None:
+    parser = Balance()
+    parser.feed(render_html(load_run(story())))
+    assert parser.seen.count("svg") == 10
+
+
+def test_figures_take_their_colours_from_the_page(story: Write) -> None:
+    figures = "".join(re.findall(r"<svg.*?</svg>", render_html(load_run(story())), flags=re.S))
+    assert "currentColor" in figures
+    assert "var(--blue, #2563a8)" in figures
+    assert re.findall(r"#ffffff|#000000", figures) == []  # no background, no black on black
+
+
+def test_text_of_strangers_is_shown_and_not_run(story: Write) -> None:
+    record = load_run(story(probe="<script>alert('Hund')</script> | *und* `Katze`"))
+    html, markdown = render_html(record), render_markdown(record)
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert re.search(r"(?<!\\)<script", markdown) is None
+    assert r"\| \*und\* \`Katze\`" in markdown
+
+
+def test_the_first_screen_has_verdicts_and_the_score_with_its_signature(story: Write) -> None:
+    html = render_html(load_run(story()))
+    first = html[html.index("<header>") : html.index("</header>")]
+    assert first.count('class="said"') == 6
+    assert "BLEU 73.6" in first
+    assert "nrefs:1|case:mixed" in first
+    assert "1.23 million parameters" in first
+
+
+def test_scores_of_a_test_set_go_before_those_of_validation(story: Write) -> None:
+    folder = story()
+    scores = '{"bleu": {"score": 71.2, "signature": "nrefs:1|tok:13a"}}'
+    (folder / "scores.json").write_text(
+        f'[{{"step": 600, "test_set": "test", "sentences": 500, "beam": 4, "scores": {scores}}}]'
+    )
+    markdown = render_markdown(load_run(folder))
+    assert "**BLEU 71.2** (test, 500 sentences, beam 4, step 600; `nrefs:1|tok:13a`)" in markdown
+
+
+def test_the_same_run_gives_the_same_bytes(story: Write) -> None:
+    folder = story()
+    assert render_html(load_run(folder)) == render_html(load_run(folder))
+
+
+def test_a_long_run_keeps_a_small_page(story: Write) -> None:
+    folder = story(steps=20_000, every=1000, log_every=10, overrides=["checkpoint.every=1000"], checkpoints=False)
+    assert len(render_html(load_run(folder))) < 1_500_000
+
+
+def test_both_files_are_written_into_the_run_folder(story: Write) -> None:
+    folder = story()
+    before = {path.name for path in folder.iterdir()}
+    assert write_report(folder) == (folder / "report.html", folder / "report.md")
+    assert {path.name for path in folder.iterdir()} - before == {"report.html", "report.md"}
+
+
+def test_reading_a_run_starts_fast_and_without_torch() -> None:
+    heavy = "{'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules)"
+    code = f"import sys, dragoman.report; sys.exit(bool({heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,48 @@
+"""A tiny configuration, and the real command line in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from dragoman.config import Config, load_config
+from dragoman.config.load import toml_value
+
+def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
+    """A model that takes milliseconds a step."""
+    small = [
+        "data.corpus=grammar",
+        f"data.folder={data}",
+        "data.train_pairs=600",
+        "data.valid_pairs=40",
+        "data.test_pairs=30",
+        f"run.folder={run}",
+        "subwords.vocab_size=400",
+        "model.d_model=32",
+        "model.heads=2",
+        "model.d_ff=64",
+        "train.batch_tokens=1024",
+        "train.micro_batch_tokens=1024",
+        "train.log_every=2",
+        "train.max_steps=6",
+        "validation.every=100",
+        "checkpoint.every=100",
+        "monitor.interval_seconds=0.1",
+    ]
+    return load_config("tiny", [*small, *overrides])
+
+
+def as_overrides(config: Config) -> list[str]:
+    """A configuration as command line arguments."""
+    sections = config.model_dump()
+    return [f"{name}.{key}={toml_value(value)}" for name, keys in sections.items() for key, value in keys.items()]
+
+
+def dragoman(*arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The real command line, in a process of its own."""
+    command = [sys.executable, "-m", "dragoman", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, **options)
+    assert not check or result.returncode == 0, result.stderr
+    return result

@@ -1,0 +1,57 @@
+"""Run folders: whole files or none, rows that survive a torn end."""
+
+import pytest
+from dragoman import runs
+from dragoman.errors import RunError
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(KeyboardInterrupt), runs.new_folder(tmp_path / "out") as fresh:
+        (fresh / "half").write_text("x", encoding="utf-8")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with runs.new_folder(tmp_path / "out") as fresh:
+        (fresh / "file").write_text("x", encoding="utf-8")
+        assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file.json"
+    runs.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        runs.write_json(path, {"a": object()})
+    with pytest.raises(UnicodeEncodeError):
+        runs.write_text(path, "\udce9")
+    assert runs.read_json(path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_torn_last_row_is_passed_over(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for step in range(3):
+        runs.append_row(path, {"step": step})
+    path.write_text(path.read_text(encoding="utf-8")[:-4], encoding="utf-8")
+    assert [row["step"] for row in runs.read_rows(path)] == [0, 1]
+
+
+def test_names_of_steps():
+    folder = runs.RunFolder("runs/x")
+    assert runs.step_of(folder.checkpoint(400)) == 400
+    assert folder.checkpoint(400).name == "step-00000400"
+    assert runs.step_of(folder.path / "step-00000400.txt") == 400
+    assert runs.step_of(folder.path / "notes.txt") == -1
+
+
+def test_half_written_checkpoints_are_not_listed(tmp_path):
+    folder = runs.RunFolder(tmp_path)
+    for name in ("step-00000002", "step-00000010", "step-00000020.ab12cd34.partial", "notes"):
+        (folder.checkpoints / name).mkdir(parents=True)
+    assert [path.name for path in runs.checkpoint_folders(folder)] == ["step-00000002", "step-00000010"]
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(RunError, match="no such run folder"):
+        runs.open_run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"run\.toml is missing"):
+        runs.open_run(tmp_path)

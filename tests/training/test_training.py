@@ -1,0 +1,204 @@
+"""Training: the update does not depend on the split, a resumed run is the straight run, checkpoints are sound."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import as_overrides, dragoman, tiny_config
+from dragoman import runs
+from dragoman.cli.stages import train
+from dragoman.errors import DataError, RunError, TrainingError
+from dragoman.training.checkpoint import newest_sound
+from safetensors.torch import load_file
+
+
+def weights(run, step):
+    return load_file(runs.RunFolder(run).checkpoint(step) / "model.safetensors")
+
+
+def assert_same(left, right, **tolerance):
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], **tolerance)
+
+
+NO_DROPOUT = ["model.dropout=0.0", "train.max_steps=4"]
+
+
+def test_update_does_not_depend_on_ranks_and_micro_batches(prepared, tmp_path):
+    """1 rank x 4 micro-batches = 2 x 2 = 4 x 1, through the real command line."""
+    results = {}
+    for ranks, micro_batch_tokens in ((1, 256), (2, 256), (4, 256), (1, 1024)):
+        run = tmp_path / f"{ranks}-{micro_batch_tokens}"
+        config = tiny_config(prepared.folder, run, *NO_DROPOUT, f"train.micro_batch_tokens={micro_batch_tokens}")
+        dragoman("train", "tiny", *as_overrides(config), "--nproc", str(ranks))
+        environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+        results[ranks, environment["micro_batches"]] = weights(run, 4)
+    assert sorted(results) == [(1, 1), (1, 4), (2, 2), (4, 1)]
+    for result in results.values():
+        assert_same(result, results[1, 1], rtol=1e-4, atol=1e-6)
+
+
+def test_ten_steps_are_five_and_resume_and_five_to_the_bit(prepared, tmp_path):
+    straight = tiny_config(prepared.folder, tmp_path / "straight", "train.max_steps=10")
+    train(straight)
+    train(tiny_config(prepared.folder, tmp_path / "halves", "train.max_steps=5"))
+    train(tiny_config(prepared.folder, tmp_path / "halves", "train.max_steps=10"), resume=True)
+    assert_same(weights(tmp_path / "halves", 10), weights(tmp_path / "straight", 10), rtol=0, atol=0)
+    folders = [runs.RunFolder(tmp_path / name) for name in ("straight", "halves")]
+    moments = [load_file(folder.checkpoint(10) / "optimizer.safetensors") for folder in folders]
+    assert_same(*moments, rtol=0, atol=0)
+    rows = [{row["step"]: row for row in runs.read_rows(folder.metrics) if row["kind"] == "train"} for folder in folders]
+    assert rows[0][10]["loss"] == rows[1][10]["loss"]
+    assert rows[0][10]["target_tokens"] == rows[1][10]["target_tokens"]
+
+
+def test_resume_with_two_ranks_is_exact_too_and_with_torchrun(prepared, tmp_path):
+    def torchrun(run, steps, *extra):
+        config = tiny_config(prepared.folder, run, f"train.max_steps={steps}", "train.micro_batch_tokens=256")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dragoman", "train", "tiny"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        result = subprocess.run([*command, *as_overrides(config), *extra], capture_output=True, text=True, env=environment, timeout=300)
+        assert result.returncode == 0, result.stderr
+
+    torchrun(tmp_path / "straight", 6)
+    torchrun(tmp_path / "halves", 3)
+    torchrun(tmp_path / "halves", 6, "--resume")
+    assert_same(weights(tmp_path / "halves", 6), weights(tmp_path / "straight", 6), rtol=0, atol=0)
+    events = [row["event"] for row in runs.read_rows(tmp_path / "halves" / "events.jsonl")]
+    assert events.count("start") == events.count("resume") == 1
+
+
+def test_a_run_folder_is_never_overwritten(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=2")
+    train(config)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match="up to step 2.*--resume"):
+        train(config)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(prepared, tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(prepared.folder, run, "train.max_steps=4", "checkpoint.every=2"))
+    path = runs.RunFolder(run).checkpoint(4) / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(bytes(content))
+    assert runs.damage(path.parent) == "optimizer.safetensors is not as it was written (size or checksum)"
+    assert newest_sound(runs.RunFolder(run)) == runs.RunFolder(run).checkpoint(2)
+    train(tiny_config(prepared.folder, run, "train.max_steps=6"), resume=True)
+    resumed = next(row for row in runs.read_rows(run / "events.jsonl") if row["event"] == "resume")
+    assert (resumed["step"], resumed["lost_steps"]) == (2, 2)
+    for checkpoint in runs.checkpoint_folders(runs.RunFolder(run)):
+        (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="every checkpoint is damaged"):
+        train(tiny_config(prepared.folder, run, "train.max_steps=8"), resume=True)
+
+
+def test_another_corpus_or_batch_cannot_be_resumed(prepared, tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(prepared.folder, run, "train.max_steps=2"))
+    with pytest.raises(RunError, match=r"rows_per_step = 16, now it is 8.*train\.batch_tokens"):
+        train(tiny_config(prepared.folder, run, "train.batch_tokens=512", "train.max_steps=4"), resume=True)
+    with pytest.raises(RunError, match=r"run\.seed"):
+        train(tiny_config(prepared.folder, run, "run.seed=9", "train.max_steps=4"), resume=True)
+
+
+def test_last_and_best_checkpoints_are_kept(prepared, tmp_path):
+    run = tmp_path / "run"
+    config = tiny_config(
+        prepared.folder, run, "train.max_steps=10", "checkpoint.every=2", "validation.every=2", "checkpoint.keep_last=2",
+        "checkpoint.keep_best=1", "checkpoint.metric=loss", "schedule.policy=piecewise", "schedule.learning_rate=0.001",
+        "schedule.boundaries=[4]", "schedule.factors=[300.0]", "train.clip_norm=0.0", "train.log_every=1", "schedule.warmup_steps=0",
+    )  # fmt: skip
+    train(config)
+    valid = {row["step"]: row["loss"] for row in runs.read_rows(run / "metrics.jsonl") if row["kind"] == "valid"}
+    best = min(valid, key=lambda step: valid[step])
+    assert best == 4, "the huge learning rate after step 4 must have made it worse"
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(runs.RunFolder(run))] == [4, 8, 10]
+    assert runs.best_checkpoints(runs.RunFolder(run), "loss")[0].name == runs.step_name(4)
+
+
+def test_a_checkpoint_is_whole_small_and_without_pickle(prepared, tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(prepared.folder, run, "train.max_steps=2"))
+    folder = runs.RunFolder(run).checkpoint(2)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json", "model.safetensors", "model.toml", "optimizer.safetensors", "training.json", "vocabulary.model",
+    ]  # fmt: skip
+    predicted = json.loads((run / "environment.json").read_text(encoding="utf-8"))["model"]["checkpoint_bytes"]
+    tensors = sum((folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
+    assert 0 <= tensors - predicted < 20_000, "weights and two moments, and the names of the tensors"
+    assert runs.damage(folder) is None
+
+
+def test_patience_stops_a_run(prepared, tmp_path):
+    run = tmp_path / "run"
+    train(
+        tiny_config(
+            prepared.folder, run, "train.max_steps=40", "validation.every=2", "validation.patience=2", "checkpoint.metric=loss",
+            "schedule.learning_rate=1e-12",
+        )
+    )  # fmt: skip
+    stop = runs.read_rows(run / "events.jsonl")[-1]
+    assert (stop["event"], stop["reason"]) == ("stop", "patience")
+    assert stop["step"] < 40
+
+
+def test_divergence_is_said_in_words(prepared, tmp_path):
+    config = tiny_config(
+        prepared.folder, tmp_path / "run", "schedule.policy=fixed", "schedule.learning_rate=1e30", "schedule.warmup_steps=0",
+        "train.max_steps=20", "train.log_every=1",
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match=r"diverged\. Lower schedule\.learning_rate"):
+        train(config)
+    assert runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]["reason"] == "diverged"
+
+
+def test_metrics_say_what_happened(prepared, tmp_path):
+    run = tmp_path / "run"
+    config = tiny_config(prepared.folder, run, "train.max_steps=6", "validation.every=3", "train.log_every=2")
+    train(config)
+    rows = runs.read_rows(run / "metrics.jsonl")
+    steps = [row["step"] for row in rows if row["kind"] == "train"]
+    valid = [row for row in rows if row["kind"] == "valid"]
+    assert steps == [2, 3, 4, 6], "a validation always follows a row"
+    assert [row["step"] for row in valid] == [3, 6]
+    from dragoman.config.schedule import learning_rate
+
+    rate = learning_rate(config)
+    for row in rows:
+        if row["kind"] == "train":
+            assert row["learning_rate"] == rate(row["step"] - 1)
+            assert row["target_tokens_per_s"] > 0
+            assert 0 < row["row_fill"] <= 1
+        else:
+            assert row["pairs"] == 40
+            assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
+            assert row["bleu_signature"].startswith("nrefs:1|case:mixed")
+    probes = (run / "translations" / "step-00000006.txt").read_text(encoding="utf-8")
+    assert probes.count("source ") == probes.count("reference ") == probes.count("translation ") == 5
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+    assert (run / "log" / "rank-000.log").stat().st_size > 0
+
+
+def test_logged_loss_is_the_mean_over_all_tokens_since_the_row_before(prepared, tmp_path):
+    common = ["model.dropout=0.0", "train.max_steps=4"]
+    train(tiny_config(prepared.folder, tmp_path / "each", *common, "train.log_every=1"))
+    train(tiny_config(prepared.folder, tmp_path / "pairs", *common, "train.log_every=4"))
+    each = [row for row in runs.read_rows(tmp_path / "each" / "metrics.jsonl") if row["kind"] == "train"]
+    together = next(row for row in runs.read_rows(tmp_path / "pairs" / "metrics.jsonl") if row["kind"] == "train")
+    tokens = [row["target_tokens"] - before for row, before in zip(each, [0, *(r["target_tokens"] for r in each)], strict=False)]
+    expected = sum(row["loss"] * count for row, count in zip(each, tokens, strict=True)) / sum(tokens)
+    assert together["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_that_cannot_hold_the_data_are_refused(prepared, tmp_path):
+    with pytest.raises(DataError, match=r"Raise train\.tile_width"):
+        train(tiny_config(prepared.folder, tmp_path / "run", "train.tile_width=8", "data.max_tokens=7"))
+    assert not (tmp_path / "run").exists()
