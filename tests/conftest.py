@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import tiny_config
+
 from dragoman.cli.stages import prepare
 from dragoman.data.encode import PreparedData
-from support import tiny_config
 
 torch.set_num_threads(1)  # workers share two cores
 

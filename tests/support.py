@@ -10,6 +10,7 @@ from typing import Any
 from dragoman.config import Config, load_config
 from dragoman.config.load import toml_value
 
+
 def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
     """A model that takes milliseconds a step."""
     small = [

@@ -1,14 +1,19 @@
 """Run folders: whole files or none, rows that survive a torn end."""
 
 import pytest
+
 from dragoman import runs
 from dragoman.errors import RunError
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    with pytest.raises(KeyboardInterrupt), runs.new_folder(tmp_path / "out") as fresh:
-        (fresh / "half").write_text("x", encoding="utf-8")
-        raise KeyboardInterrupt
+    def interrupted():
+        with runs.new_folder(tmp_path / "out") as fresh:
+            (fresh / "half").write_text("x", encoding="utf-8")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
     with runs.new_folder(tmp_path / "out") as fresh:
         (fresh / "file").write_text("x", encoding="utf-8")

@@ -6,8 +6,9 @@ import sys
 import types
 from pathlib import Path
 
-import dragoman
 import pytest
+
+import dragoman
 from dragoman.config import load_config, to_toml
 from dragoman.errors import DragomanError, MissingExtra, require_extra
 

@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from dragoman import runs
 from support import as_overrides, dragoman, tiny_config
+
+from dragoman import runs
 
 QUICK = """
 import sys
@@ -20,7 +21,9 @@ assert not heavy, heavy
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["config"], ["config", "transformer-big"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["config"], ["config", "transformer-big"], ["train", "--help"], ["--version"]]
+)
 def test_quick_commands_import_nothing_heavy(arguments):
     result = subprocess.run([sys.executable, "-c", QUICK, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -32,7 +35,9 @@ def test_report_imports_no_torch(prepared, tmp_path):
 
     train(tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=2"))
     script = QUICK.replace('{"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib"}', '{"torch"}')
-    result = subprocess.run([sys.executable, "-c", script, "report", str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", script, "report", str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -46,7 +51,9 @@ def one_line(result):
 
 
 def test_configuration_mistakes(tmp_path):
-    text = one_line(dragoman("train", "tiny", "train.max_stepz=3", "model.heads=3", "train.clip_norm=high", check=False))
+    text = one_line(
+        dragoman("train", "tiny", "train.max_stepz=3", "model.heads=3", "train.clip_norm=high", check=False)
+    )
     assert "3 problems" in text
     assert "did you mean train.max_steps?" in text
 
@@ -56,7 +63,17 @@ def test_configuration_mistakes(tmp_path):
     [
         (["train", "tiny", "data.folder=nowhere"], "no prepared data there. Run `dragoman prepare`"),
         (["prepare", "tiny"], "data.train_source is empty"),
-        (["prepare", "tiny", "data.train_source=a", "data.train_target=b", "data.valid_source=c", "data.valid_target=d"], "'a': no such file"),
+        (
+            [
+                "prepare",
+                "tiny",
+                "data.train_source=a",
+                "data.train_target=b",
+                "data.valid_source=c",
+                "data.valid_target=d",
+            ],
+            "'a': no such file",
+        ),
         (["evaluate", "nowhere"], "no such folder"),
         (["report", "nowhere"], "no such run folder"),
         (["translate", ".", "nothing.txt"], "nothing.txt: cannot be read"),
@@ -84,7 +101,15 @@ def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
     assert piped.stdout.count("\n") == 3
     assert piped.stdout.splitlines()[1] == ""
     (tmp_path / "in.txt").write_text(text, encoding="utf-8")
-    dragoman("translate", str(tmp_path / "run"), str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--beam", "2")
+    dragoman(
+        "translate",
+        str(tmp_path / "run"),
+        str(tmp_path / "in.txt"),
+        "--output",
+        str(tmp_path / "out.txt"),
+        "--beam",
+        "2",
+    )
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == piped.stdout
     broken = dragoman("translate", str(tmp_path / "run"), input="caf\udce9\n", errors="surrogateescape", check=False)
     assert "line 1: not UTF-8" in one_line(broken)

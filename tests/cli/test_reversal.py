@@ -2,8 +2,9 @@
 
 import json
 
-from dragoman import runs
 from support import dragoman
+
+from dragoman import runs
 
 RUN_FILE = """
 preset = "tiny"

@@ -1,6 +1,7 @@
 """Configuration: every mistake is found, all at once, before anything starts."""
 
 import pytest
+
 from dragoman.config import load_config, presets, to_toml
 from dragoman.config.schema import SECTIONS
 from dragoman.errors import ConfigError
@@ -10,7 +11,8 @@ from dragoman.model.size import parameters
 def test_all_problems_at_once_with_path_value_and_remedy(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
-        'preset = "tiny"\n[train]\nmax_stepz = 3\nlog_every = "often"\n[model]\nheads = 3\n[modle]\nx = 1\n', encoding="utf-8"
+        'preset = "tiny"\n[train]\nmax_stepz = 3\nlog_every = "often"\n[model]\nheads = 3\n[modle]\nx = 1\n',
+        encoding="utf-8",
     )
     with pytest.raises(ConfigError) as error:
         load_config(file, ["data.max_tokens=900", "nonsense"])
@@ -64,7 +66,12 @@ def test_printed_configuration_loads_back_the_same(name, explained, tmp_path):
 
 
 def test_every_key_is_explained():
-    unexplained = [f"{name}.{key}" for name, kind in SECTIONS.items() for key, field in kind.model_fields.items() if not field.description]
+    unexplained = [
+        f"{name}.{key}"
+        for name, kind in SECTIONS.items()
+        for key, field in kind.model_fields.items()
+        if not field.description
+    ]
     assert unexplained == []
 
 

@@ -1,10 +1,19 @@
 """Learning rates: the reference's table, and what each policy promises."""
 
 import pytest
+
 from dragoman.config import load_config
 from dragoman.config.schedule import formula, learning_rate
 
-REFERENCE = {0: 1.24e-7, 1_000: 1.24e-4, 7_999: 9.88e-4, 20_000: 6.25e-4, 50_000: 3.95e-4, 100_000: 2.80e-4, 300_000: 1.61e-4}
+REFERENCE = {
+    0: 1.24e-7,
+    1_000: 1.24e-4,
+    7_999: 9.88e-4,
+    20_000: 6.25e-4,
+    50_000: 3.95e-4,
+    100_000: 2.80e-4,
+    300_000: 1.61e-4,
+}
 
 
 def rate_of(*overrides):
@@ -27,7 +36,10 @@ DECAYING = ["exponential", "polynomial", "cosine", "inverse_polynomial"]
 @pytest.mark.parametrize("policy", [*DECAYING, "fixed"])
 def test_warm_up_is_linear_and_the_floor_holds(policy):
     rate = rate_of(
-        f"schedule.policy={policy}", "schedule.learning_rate=0.1", "schedule.warmup_steps=10", "schedule.min_learning_rate=0.02"
+        f"schedule.policy={policy}",
+        "schedule.learning_rate=0.1",
+        "schedule.warmup_steps=10",
+        "schedule.min_learning_rate=0.02",
     )
     assert [rate(step) for step in range(10)] == pytest.approx([0.01 * (step + 1) for step in range(10)])
     assert all(rate(step) >= 0.02 for step in range(10, 3000))

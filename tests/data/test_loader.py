@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+
 from dragoman.data.loader import Share, once, prefetched, steps, tiles
 from dragoman.data.pack import Packing, Position
 from dragoman.data.subwords import BOS, EOS

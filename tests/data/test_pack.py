@@ -3,10 +3,11 @@
 from itertools import islice
 
 import numpy as np
-from dragoman.data.loader import Share
-from dragoman.data.pack import Packing, Position, best_fit, rows_from
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dragoman.data.loader import Share
+from dragoman.data.pack import Packing, Position, best_fit, rows_from
 
 WIDTH = 32
 lengths = st.lists(st.tuples(st.integers(1, WIDTH), st.integers(1, WIDTH)), min_size=1, max_size=120)

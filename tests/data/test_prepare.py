@@ -5,6 +5,7 @@ import lzma
 
 import pytest
 from support import tiny_config
+
 from dragoman.cli.stages import prepare
 from dragoman.data.encode import PreparedData
 from dragoman.errors import DataError
@@ -21,7 +22,8 @@ def write_corpus(folder, train=SENTENCES, valid=SENTENCES[:10]):
 
 
 def config_for(folder, *overrides, out="out"):
-    files = [f"data.{part}_{side}={folder}/{part}.{suffix}" for part in ("train", "valid") for side, suffix in (("source", "en"), ("target", "de"))]
+    sides = (("source", "en"), ("target", "de"))
+    files = [f"data.{part}_{side}={folder}/{part}.{suffix}" for part in ("train", "valid") for side, suffix in sides]
     return tiny_config(folder / out, folder / "run", "data.corpus=files", "subwords.vocab_size=120", *files, *overrides)
 
 

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import sacrebleu
+from support import tiny_config
+
 from dragoman.cli.stages import evaluate, train
 from dragoman.errors import ConfigError, DataError, MissingExtra
 from dragoman.evaluation.metrics import score
-from support import tiny_config
 
 TRANSLATIONS = ["Die Katze schläft auf dem Tisch.", "Der Hund sieht das rote Haus nicht."]
 REFERENCES = ["Die Katze schläft auf dem Sofa.", "Der Hund sieht das Haus nicht."]
@@ -49,9 +50,14 @@ def test_evaluating_a_run_writes_scores_and_keeps_the_old_ones(prepared, tmp_pat
     for name, side in (("s.en", 0), ("s.de", 1)):
         text = "".join(f"{pair[side]}\n" for pair in prepared.text("test")[:7])
         (tmp_path / name).write_text(text, encoding="utf-8")
-    second = evaluate(run / "checkpoints" / "step-00000002", source=str(tmp_path / "s.en"), reference=str(tmp_path / "s.de"), beam=1)
+    second = evaluate(
+        run / "checkpoints" / "step-00000002", source=str(tmp_path / "s.en"), reference=str(tmp_path / "s.de"), beam=1
+    )
     assert second["sentences"] == 7
     assert second["examples"][0]["translation"] == first["examples"][0]["translation"]
-    assert [entry["test_set"] for entry in json.loads((run / "scores.json").read_text(encoding="utf-8"))] == ["test", "s.en"]
+    assert [entry["test_set"] for entry in json.loads((run / "scores.json").read_text(encoding="utf-8"))] == [
+        "test",
+        "s.en",
+    ]
     with pytest.raises(DataError, match="name both --source and --reference"):
         evaluate(run, source="s.en")

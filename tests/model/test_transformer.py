@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from dragoman.config import load_config
 from dragoman.config.schema import Model
 from dragoman.data.loader import tiles
@@ -42,8 +43,8 @@ def test_packed_rows_give_the_loss_of_padded_batches(prepared, model):
     padded = tiles(data, [[index] for index in range(8)], 64)
     for together, alone in zip(objective(*packed.tensors()), objective(*padded.tensors()), strict=True):
         assert together.item() == pytest.approx(alone.item(), rel=1e-5)
-    single = sum(float(objective(*tiles(data, [[index]], 64).tensors())[0]) for index in range(8))
-    assert float(objective(*packed.tensors())[0]) == pytest.approx(single, rel=1e-5)
+    single = sum(objective(*tiles(data, [[index]], 64).tensors())[0].item() for index in range(8))
+    assert objective(*packed.tensors())[0].item() == pytest.approx(single, rel=1e-5)
 
 
 def test_packed_rows_give_the_gradient_of_padded_batches(prepared, model):
@@ -68,7 +69,7 @@ def test_a_pair_does_not_see_its_neighbours(prepared, model):
         return x[0][batch.target_segment[0] == 1]
 
     torch.testing.assert_close(hidden([0, 1, 2]), hidden([0, 5, 6]), rtol=1e-4, atol=1e-5)
-    assert float(objective(*tiles(data, [[], []], 16).tensors())[0]) == 0.0
+    assert objective(*tiles(data, [[], []], 16).tensors())[0].item() == 0.0
 
 
 def test_cached_decoding_gives_the_logits_of_the_whole_pass(prepared, model):
@@ -106,7 +107,9 @@ def test_loss_is_torchs_label_smoothing(prepared, model):
     memory = model.encode(batch.source, batch.source_position, batch.source_segment)
     hidden = model.decode(batch.target_in, batch.target_position, batch.target_segment, memory, batch.source_segment)
     real = batch.target_segment > 0
-    expected = torch.nn.functional.cross_entropy(model.logits(hidden)[real], batch.target_out[real], label_smoothing=0.1, reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        model.logits(hidden)[real], batch.target_out[real], label_smoothing=0.1, reduction="sum"
+    )
     assert float(SequenceLoss(model, 0.1)(*batch.tensors())[0]) == pytest.approx(float(expected), rel=1e-5)
 
 

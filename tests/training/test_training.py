@@ -8,12 +8,13 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support import as_overrides, dragoman, tiny_config
+
 from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import DataError, RunError, TrainingError
 from dragoman.training.checkpoint import newest_sound
-from safetensors.torch import load_file
 
 
 def weights(run, step):
@@ -52,7 +53,9 @@ def test_ten_steps_are_five_and_resume_and_five_to_the_bit(prepared, tmp_path):
     folders = [runs.RunFolder(tmp_path / name) for name in ("straight", "halves")]
     moments = [load_file(folder.checkpoint(10) / "optimizer.safetensors") for folder in folders]
     assert_same(*moments, rtol=0, atol=0)
-    rows = [{row["step"]: row for row in runs.read_rows(folder.metrics) if row["kind"] == "train"} for folder in folders]
+    rows = [
+        {row["step"]: row for row in runs.read_rows(folder.metrics) if row["kind"] == "train"} for folder in folders
+    ]
     assert rows[0][10]["loss"] == rows[1][10]["loss"]
     assert rows[0][10]["target_tokens"] == rows[1][10]["target_tokens"]
 
@@ -60,9 +63,21 @@ def test_ten_steps_are_five_and_resume_and_five_to_the_bit(prepared, tmp_path):
 def test_resume_with_two_ranks_is_exact_too_and_with_torchrun(prepared, tmp_path):
     def torchrun(run, steps, *extra):
         config = tiny_config(prepared.folder, run, f"train.max_steps={steps}", "train.micro_batch_tokens=256")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dragoman", "train", "tiny"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "dragoman",
+            "train",
+            "tiny",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        result = subprocess.run([*command, *as_overrides(config), *extra], capture_output=True, text=True, env=environment, timeout=300)
+        result = subprocess.run(
+            [*command, *as_overrides(config), *extra], capture_output=True, text=True, env=environment, timeout=300
+        )
         assert result.returncode == 0, result.stderr
 
     torchrun(tmp_path / "straight", 6)
@@ -77,7 +92,7 @@ def test_a_run_folder_is_never_overwritten(prepared, tmp_path):
     config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=2")
     train(config)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunError, match="up to step 2.*--resume"):
+    with pytest.raises(RunError, match=r"up to step 2.*--resume"):
         train(config)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
@@ -193,7 +208,10 @@ def test_logged_loss_is_the_mean_over_all_tokens_since_the_row_before(prepared, 
     train(tiny_config(prepared.folder, tmp_path / "pairs", *common, "train.log_every=4"))
     each = [row for row in runs.read_rows(tmp_path / "each" / "metrics.jsonl") if row["kind"] == "train"]
     together = next(row for row in runs.read_rows(tmp_path / "pairs" / "metrics.jsonl") if row["kind"] == "train")
-    tokens = [row["target_tokens"] - before for row, before in zip(each, [0, *(r["target_tokens"] for r in each)], strict=False)]
+    tokens = [
+        row["target_tokens"] - before
+        for row, before in zip(each, [0, *(r["target_tokens"] for r in each)], strict=False)
+    ]
     expected = sum(row["loss"] * count for row, count in zip(each, tokens, strict=True)) / sum(tokens)
     assert together["loss"] == pytest.approx(expected, rel=1e-6)
 

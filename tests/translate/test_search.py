@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import BOS, EOS, PAD
 from dragoman.model.transformer import Transformer
@@ -14,7 +15,9 @@ SECTION = Translate(beam=4, extra_length=6)
 @pytest.fixture(scope="module")
 def model(prepared):
     """Random weights, made sharp enough that hypotheses differ and end at different places."""
-    model = Transformer(Model(d_model=32, heads=4, encoder_layers=1, decoder_layers=2, d_ff=64), len(prepared.vocabulary))
+    model = Transformer(
+        Model(d_model=32, heads=4, encoder_layers=1, decoder_layers=2, d_ff=64), len(prepared.vocabulary)
+    )
     model.init_weights(5)
     with torch.no_grad():
         model.decoder_norm.weight.mul_(6.0)

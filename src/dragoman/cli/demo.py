@@ -15,11 +15,14 @@ RUN_FILE = """# Written by `dragoman demo`. Change it and run the stages yoursel
 preset = "tiny"
 
 [run]
-folder = "{folder}/run"
+folder = "{folder}/runs/tiny"
 
 [data]
 folder = "{folder}/data"
 corpus = "grammar"
+
+[train]
+device = "cpu"
 """
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -23,6 +24,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class Engine(StrEnum):
+    local = "local"
+    ray = "ray"
+
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
@@ -65,17 +72,23 @@ def train(
         Optional[int], typer.Option(min=1, help="Processes on this host.", show_default="one per GPU, or 1")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Continue from the newest sound checkpoint of run.folder.")] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Who starts the processes: this host, or a Ray cluster.")
+    ] = Engine.local,
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
     from dragoman.cli import progress, stages
-    from dragoman.parallel.launch import default_processes, launch, started_by_launcher
+    from dragoman.parallel.cluster import launch_on_ray
+    from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
-        processes = nproc or default_processes(config.train.device)
+        processes = nproc or max(1, visible_gpus(config.train.device))
+        arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
+        if engine is Engine.ray:
+            raise typer.Exit(launch_on_ray(processes, arguments, gpus=visible_gpus(config.train.device) > 0))
         if processes > 1:
-            arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
             raise typer.Exit(launch(processes, arguments))
     with progress.shown() as shown:
         folder = stages.train(config, resume=resume, progress=shown)

@@ -1,8 +1,8 @@
-"""The words of the embedded English-German corpus, with all their forms on both sides. `grammar.py` builds sentences of them.
+"""The words of the embedded English-German corpus with all their forms; `grammar.py` builds sentences of them.
 
 Nouns, verbs and adjectives have kinds (person, food, vehicle, ...), so that people read books and repair cars, and not
-the other way round. German is a function of English here: no noun is its own plural (fish, sheep), 'you' is always 'du',
-and two German verbs share an English one only when their objects differ in kind (put: 'legen' a key, 'stellen' a cup).
+the other way round. German is a function of English: no noun is its own plural (fish, sheep), 'you' is always 'du',
+and two German verbs share an English one only where their objects differ in kind (put: 'legen' a key, 'stellen' a cup).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def a_or_an(word: str) -> str:
 
 def with_s(word: str) -> str:
     """The regular plural of a noun, which is also the regular third person of a verb."""
-    if word.endswith("y") and word[-2] not in "aeo":
+    if word.endswith("y") and word[-2] not in "aeou":
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "z", "ch", "sh")) or word == "go" else "s")
 
@@ -96,9 +96,7 @@ ALL = Determiner("all", _joined("all", _STRONG), _WEAK, plural=True)
 MANY = _counting("many", _joined("viel", _STRONG))
 SOME = _counting("some", _joined("einig", _STRONG))
 HOW_MANY = _counting("how many", _joined("wie viel", _STRONG))
-NUMBER_WORDS = _pairs(
-    "two/zwei, three/drei, four/vier, five/fünf, six/sechs, seven/sieben, eight/acht, ten/zehn, twelve/zwölf"
-)
+NUMBER_WORDS = _pairs("two/zwei, three/drei, four/vier, five/fünf, six/sechs, eight/acht, ten/zehn, twelve/zwölf")
 NUMBERS = tuple(_counting(word.english, _fixed(word.german)) for word in NUMBER_WORDS)
 DIGITS = tuple(_counting(str(number), _fixed(str(number))) for number in range(13, 100))
 
@@ -140,7 +138,7 @@ MEN = _words("Peter Paul Martin Daniel Jan Felix David Simon Karl Oliver Tim Rob
 # A name before a noun acts as its determiner: Annas alter Hund. (Felix would need an apostrophe, so he owns nothing.)
 OWNERS = tuple(Determiner(f"{name}'s", _fixed(f"{name}s"), _STRONG) for name in WOMEN + MEN if name != "Felix")
 TOWNS = _pairs(
-    "Berlin/=, Hamburg/=, Munich/München, Cologne/Köln, Vienna/Wien, Zurich/Zürich, Paris/=, London/=, Rome/Rom, Madrid/=, "
+    "Berlin/=, Hamburg/=, Munich/München, Cologne/Köln, Vienna/Wien, Zurich/Zürich, Paris/=, London/=, Rome/Rom, "
     "Prague/Prag, Warsaw/Warschau, Leipzig/=, Bremen/=, Athens/Athen, Lisbon/Lissabon, Copenhagen/Kopenhagen, "
     "Italy/Italien, Spain/Spanien, France/Frankreich, Austria/Österreich, Norway/Norwegen, Japan/=, Poland/Polen"
 )
@@ -171,7 +169,7 @@ def _noun(row: str, kind: str) -> Noun:
 _NOUN_ROWS = {
     "person": """man/men m Mann Männer, woman/women f Frau Frauen, child/children n Kind Kinder, girl n Mädchen =,
         boy m Junge Jungen weak, teacher m Lehrer =, doctor m Arzt Ärzte, student m Student Studenten weak,
-        guest m Gast Gäste, tourist m Tourist Touristen weak, farmer m Bauer Bauern weak, lawyer m Anwalt Anwälte,
+        tourist m Tourist Touristen weak, farmer m Bauer Bauern weak, lawyer m Anwalt Anwälte,
         policeman/policemen m Polizist Polizisten weak, nurse f Krankenschwester Krankenschwestern,
         customer m Kunde Kunden weak, cook m Koch Köche""",
     "kin": """brother m Bruder Brüder, sister f Schwester Schwestern, friend m Freund Freunde, son m Sohn Söhne,
@@ -183,26 +181,26 @@ _NOUN_ROWS = {
         mouse/mice f Maus Mäuse, duck f Ente Enten, pig n Schwein Schweine, bear m Bär Bären weak,
         lion m Löwe Löwen weak""",
     "food": """apple m Apfel Äpfel, pear f Birne Birnen, egg n Ei Eier, tomato/tomatoes f Tomate Tomaten,
-        potato/potatoes f Kartoffel Kartoffeln, banana f Banane Bananen, sausage f Wurst Würste, onion f Zwiebel Zwiebeln""",
+        potato/potatoes f Kartoffel Kartoffeln, banana f Banane Bananen, onion f Zwiebel Zwiebeln""",
     "pastry": "cake m Kuchen =, cookie m Keks Kekse, pizza f Pizza Pizzas, roll n Brötchen =",
     "mass": "bread n Brot Brote, cheese m Käse =, butter f Butter =, chocolate f Schokolade Schokoladen",
     "dish": "meat n Fleisch =, rice m Reis =, soup f Suppe Suppen",
-    "drink": "milk f Milch =, water n Wasser =, coffee m Kaffee Kaffees, tea m Tee Tees, juice m Saft Säfte, wine m Wein Weine",
+    "drink": "milk f Milch =, water n Wasser =, coffee m Kaffee Kaffees, tea m Tee Tees, juice m Saft Säfte",
     "text": """book n Buch Bücher, letter m Brief Briefe, poem n Gedicht Gedichte, story f Geschichte Geschichten,
         report m Bericht Berichte, postcard f Postkarte Postkarten, novel m Roman Romane""",
     "press": "newspaper f Zeitung Zeitungen, magazine f Zeitschrift Zeitschriften",
     "flat": """key m Schlüssel =, pen m Stift Stifte, knife/knives n Messer =, towel n Handtuch Handtücher,
         photo n Foto Fotos, coin f Münze Münzen, watch f Uhr Uhren, blanket f Decke Decken""",
-    "upright": """bottle f Flasche Flaschen, glass n Glas Gläser, cup f Tasse Tassen, plate m Teller =, vase f Vase Vasen,
-        suitcase m Koffer =, box f Kiste Kisten, basket m Korb Körbe""",
-    "clothes": """coat m Mantel Mäntel, dress n Kleid Kleider, shirt n Hemd Hemden, hat m Hut Hüte, jacket f Jacke Jacken,
-        skirt m Rock Röcke, scarf/scarves m Schal Schals""",
+    "upright": """bottle f Flasche Flaschen, glass n Glas Gläser, cup f Tasse Tassen, plate m Teller =,
+        vase f Vase Vasen, suitcase m Koffer =, basket m Korb Körbe""",
+    "clothes": """coat m Mantel Mäntel, dress n Kleid Kleider, shirt n Hemd Hemden, hat m Hut Hüte,
+        jacket f Jacke Jacken, scarf/scarves m Schal Schals""",
     "device": "computer m Computer =, radio n Radio Radios, camera f Kamera Kameras, lamp f Lampe Lampen",
     "instrument": "piano n Klavier Klaviere, guitar f Gitarre Gitarren, violin f Geige Geigen",
     "vehicle": "car n Auto Autos, bicycle n Fahrrad Fahrräder, boat n Boot Boote, truck m Lastwagen =",
     "transit": "bus m Bus Busse, train m Zug Züge",
-    "furniture": "table m Tisch Tische, bed n Bett Betten, sofa n Sofa Sofas, chair m Stuhl Stühle, shelf/shelves n Regal Regale",
-    "opening": "door f Tür Türen, window n Fenster =, gate n Tor Tore",
+    "furniture": "table m Tisch Tische, bed n Bett Betten, sofa n Sofa Sofas, chair m Stuhl Stühle",
+    "opening": "door f Tür Türen, window n Fenster =",
     "building": """house n Haus Häuser, school f Schule Schulen, church f Kirche Kirchen, hotel n Hotel Hotels,
         museum n Museum Museen, hospital n Krankenhaus Krankenhäuser, factory f Fabrik Fabriken, office n Büro Büros,
         library f Bibliothek Bibliotheken, castle n Schloss Schlösser, restaurant n Restaurant Restaurants""",
@@ -249,7 +247,7 @@ class Adjective:
 
 
 def _adjective(row: str) -> Adjective:
-    """From 'english german [comparative, german comparative [stem]]'; the comparative 'more' stands before the adjective."""
+    """From 'english german [comparative, german comparative [stem]]'; 'more' is put before the adjective."""
     english, german, *rest = row.split()
     stem = rest[2] if len(rest) == 3 else german
     if not rest:
@@ -257,10 +255,10 @@ def _adjective(row: str) -> Adjective:
     return Adjective(english, german, stem, Pair(f"more {english}" if rest[0] == "more" else rest[0], rest[1]))
 
 
-_ADJECTIVE_ROWS = {
+_ADJECTIVE_ROWS = {  # kinds of nouns that they suit: adjectives
     "things text press building opening": "old alt older älter",
     "things text building art": "new neu newer neuer",
-    "things building": "expensive teuer more teurer teur, cheap billig cheaper billiger",
+    "things": "expensive teuer more teurer teur, cheap billig cheaper billiger",
     "things building art": "beautiful schön more schöner",
     "upright furniture device building animal vehicle opening": "big groß bigger größer, small klein smaller kleiner",
     "upright furniture device opening": "heavy schwer heavier schwerer",
@@ -270,10 +268,10 @@ _ADJECTIVE_ROWS = {
     "vehicle transit": "fast schnell faster schneller, slow langsam slower langsamer",
     "person kin animal": "young jung younger jünger, clever klug cleverer klüger, lazy faul lazier fauler, "
     "brave mutig braver mutiger, strong stark stronger stärker",
-    "person kin": "tall groß taller größer, rich reich richer reicher, poor arm poorer ärmer, famous berühmt more berühmter, "
-    "polite höflich more höflicher, honest ehrlich more ehrlicher",
-    "people": "friendly freundlich friendlier freundlicher, nice nett nicer netter, happy glücklich happier glücklicher, "
-    "sad traurig sadder trauriger, angry wütend angrier wütender",
+    "person kin": "tall groß taller größer, rich reich richer reicher, poor arm poorer ärmer, "
+    "famous berühmt more berühmter, polite höflich more höflicher, honest ehrlich more ehrlicher",
+    "people": "friendly freundlich friendlier freundlicher, nice nett nicer netter, "
+    "happy glücklich happier glücklicher, sad traurig sadder trauriger, angry wütend angrier wütender",
     "people animal": "tired müde more müder müd, hungry hungrig hungrier hungriger, sick krank sicker kränker",
     "animal": "dangerous gefährlich more gefährlicher",
     "food pastry mass dish": "fresh frisch fresher frischer, good gut better besser",
@@ -282,12 +280,8 @@ _ADJECTIVE_ROWS = {
     "text event": "long lang longer länger, short kurz shorter kürzer, important wichtig more wichtiger",
     "text press art event": "interesting interessant more interessanter, boring langweilig more langweiliger",
 }
-ADJECTIVES = {
-    kind: tuple(
-        _adjective(row) for names, rows in _ADJECTIVE_ROWS.items() if kind in _kinds(names) for row in rows.split(",")
-    )
-    for kind in NOUNS
-}
+_ADJECTIVES = [(_kinds(kinds), _adjective(row)) for kinds, rows in _ADJECTIVE_ROWS.items() for row in rows.split(",")]
+ADJECTIVES = {kind: tuple(adjective for kinds, adjective in _ADJECTIVES if kind in kinds) for kind in NOUNS}
 DEGREES = (NOTHING, NOTHING, *_pairs("very/sehr, too/zu, quite/ziemlich"))
 
 
@@ -312,12 +306,13 @@ class Verb:
     case: int = ACCUSATIVE
     preposition: str = ""
     receiver: bool = False  # takes a dative person too: gives the child an apple
-    goal: str = ""  # the kind of place that belongs to it: in, to, town, from, arrival, onto
+    goal: str = ""  # the kind of place that belongs to it: in, place, to, town, from, arrival, onto
     manners: tuple[Pair, ...] = ()
     stative: bool = False  # no progressive, no perfect, no 'often', no place
     willed: bool = True  # makes sense after 'wants to'
     by_animals: bool = False
     benefits: bool = False  # takes 'for my mother'
+    company: bool = False  # takes 'with my mother'
 
     @property
     def to_infinitive(self) -> str:
@@ -344,7 +339,7 @@ def _english_forms(row: str) -> list[str]:
     base, *rest = forms.split()
     if not rest:
         cut = base.removesuffix("e")
-        past = base[:-1] + "ied" if base.endswith("y") and base[-2] not in "aeo" else cut + "ed"
+        past = base[:-1] + "ied" if base.endswith("y") and base[-2] not in "aeou" else cut + "ed"
         rest = [cut + "ing", past, past]
     third = "has" if base == "have" else with_s(base)
     return [f"{form} {particle.strip()}".strip() for form in (base, third, *rest)]
@@ -358,29 +353,15 @@ def _verb(row: str) -> Verb:
     prefix, _, bare = marked.rpartition("/")
     values = {name: value for name, _, value in (feature.partition("=") for feature in features.split())}
     return Verb(
-        base=base,
-        third=third,
-        ing=ing,
-        past=past,
-        participle=participle,
-        infinitive=prefix + bare,
-        prefix=prefix,
-        present=_present(bare, irregular),
-        preterite=_preterite(values["past"]) if "past" in values else (),
-        german_participle=german_participle,
-        by_sein="sein" in values,
-        reflexive="sich" in values,
-        objects=nouns(objects),
-        case=DATIVE if "dative" in values else ACCUSATIVE,
-        preposition=values.get("by", ""),
-        receiver="receiver" in values,
-        goal=values.get("goal", ""),
+        base, third, ing, past, participle, prefix + bare, prefix, _present(bare, irregular),
+        preterite=_preterite(values["past"]) if "past" in values else (), german_participle=german_participle,
+        by_sein="sein" in values, reflexive="sich" in values, objects=nouns(objects),
+        case=DATIVE if "dative" in values else ACCUSATIVE, preposition=values.get("by", ""),
+        receiver="receiver" in values, goal=values.get("goal", ""),
         manners=tuple(manner for manner in _MANNERS if manner.english in values.get("how", "").split(",")),
-        stative="stative" in values,
-        willed="unwilled" not in values,
-        by_animals="animals" in values,
-        benefits="benefits" in values,
-    )
+        stative="stative" in values, willed="unwilled" not in values, by_animals="animals" in values,
+        benefits="benefits" in values, company="company" in values,
+    )  # fmt: skip
 
 
 def _verbs(table: str) -> tuple[Verb, ...]:
@@ -391,136 +372,122 @@ _MANNERS = _pairs(
     "well/gut, badly/schlecht, loudly/laut, quietly/leise, alone/allein, hard/hart, quickly/schnell, slowly/langsam, "
     "early/früh, late/spät"
 )
-# Features: sein (in the perfect), sich, dative (case of the object), by=PREPOSITION, past=PRETERITE, goal=, how=MANNERS,
-# and the flags of Verb: receiver, stative, unwilled, animals, benefits.
+# Features: sein (in the perfect), sich, dative (case of the object), by=PREPOSITION, past=PRETERITE, goal=KIND,
+# how=MANNERS, and the flags of Verb: receiver, stative, unwilled, animals, benefits, company.
 VERBS = _verbs("""
-sleep sleeping slept slept     | schlafen geschlafen schläfst schläft   | | animals how=well,badly
-work                           | arbeiten gearbeitet                    | | how=hard,alone,slowly
-laugh                          | lachen gelacht                         | | how=loudly,quietly
-dance                          | tanzen getanzt                         | | how=well,badly,alone
-sing singing sang sung         | singen gesungen                        | | how=well,badly,loudly
-swim swimming swam swum        | schwimmen geschwommen                  | | sein animals how=slowly
-run running ran run            | laufen gelaufen läufst läuft           | | sein animals how=quickly
-study                          | lernen gelernt                         | | how=alone,well
-watch + TV                     | fern/sehen ferngesehen siehst sieht    | | how=alone
-go going went gone + shopping  | ein/kaufen eingekauft                  | | how=alone
-clean + up                     | auf/räumen aufgeräumt                  | | how=quickly,slowly
-rest                           | aus/ruhen ausgeruht                    | | sich
-get getting got gotten + up    | auf/stehen aufgestanden                | | sein how=early,late
-wake waking woke woken + up    | auf/wachen aufgewacht                  | | sein animals unwilled how=early
+sleep sleeping slept slept   | schlafen geschlafen schläfst schläft | | animals how=well,badly
+work                         | arbeiten gearbeitet                | | how=hard,alone,slowly company
+laugh                        | lachen gelacht                     | | how=loudly,quietly
+dance                        | tanzen getanzt                     | | how=well,badly,alone company
+sing singing sang sung       | singen gesungen                    | | how=well,badly,loudly company
+swim swimming swam swum      | schwimmen geschwommen              | | sein animals how=slowly
+run running ran run          | laufen gelaufen läufst läuft       | | sein animals how=quickly
+watch + TV                   | fern/sehen ferngesehen siehst sieht | | how=alone company
+go going went gone + shopping | ein/kaufen eingekauft              | | how=alone company
+clean + up                   | auf/räumen aufgeräumt              | | how=quickly,slowly company
+rest                         | aus/ruhen ausgeruht                | | sich company
+get getting got gotten + up  | auf/stehen aufgestanden            | | sein how=early,late
+wake waking woke woken + up  | auf/wachen aufgewacht              | | sein animals unwilled how=early
 fall falling fell fallen + asleep | ein/schlafen eingeschlafen schläfst schläft | | sein animals unwilled how=late
-come coming came come + back   | zurück/kommen zurückgekommen           | | sein how=early,late
-arrive                         | an/kommen angekommen                   | | sein goal=arrival how=early,late
-sit sitting sat sat            | sitzen gesessen                        | | animals goal=in
-stay                           | bleiben geblieben                      | | sein goal=in past=blieb
-live                           | wohnen gewohnt                         | | goal=in stative past=wohnte
-go going went gone             | gehen gegangen                         | | sein goal=to past=ging
-drive driving drove driven     | fahren gefahren fährst fährt           | | sein goal=to
-travel                         | reisen gereist                         | | sein goal=town
-fly flying flew flown          | fliegen geflogen                       | | sein goal=town
-move                           | um/ziehen umgezogen                    | | sein goal=town
-come coming came come          | kommen gekommen                        | | goal=from stative unwilled past=kam
-buy buying bought bought       | kaufen gekauft                         | goods | benefits
-sell selling sold sold         | verkaufen verkauft                     | goods |
-order                          | bestellen bestellt                     | food pastry dish drink | benefits
-see seeing saw seen            | sehen gesehen siehst sieht             | people animal building vehicle | stative past=sah
-hear hearing heard heard       | hören gehört                           | people animal | stative past=hörte
-read reading read read         | lesen gelesen liest liest              | text press |
-write writing wrote written    | schreiben geschrieben                  | text |
-eat eating ate eaten           | essen gegessen isst isst               | food pastry mass dish |
-drink drinking drank drunk     | trinken getrunken                      | drink |
-know knowing knew known        | kennen gekannt                         | people building | stative unwilled past=kannte
-love                           | lieben geliebt                         | people animal | stative unwilled past=liebte
-like                           | mögen gemocht mag magst mag            | people animal food pastry dish drink art | stative unwilled past=mochte
-have having had had            | haben gehabt habe hast hat             | animal device vehicle flat | stative past=hatte
-need                           | brauchen gebraucht                     | goods | stative unwilled past=brauchte
-understand understanding understood understood | verstehen verstanden                   | people text art | stative past=verstand
-visit                          | besuchen besucht                       | people building |
-open                           | öffnen geöffnet öffnest öffnet         | opening |
-close                          | schließen geschlossen                  | opening |
-find finding found found       | finden gefunden                        | carried animal |
-lose losing lost lost          | verlieren verloren                     | carried | unwilled
-forget forgetting forgot forgotten | vergessen vergessen vergisst vergisst  | carried | unwilled
-look + for                     | suchen gesucht                         | carried people animal |
-hide hiding hid hidden         | verstecken versteckt                   | carried |
-steal stealing stole stolen    | stehlen gestohlen stiehlst stiehlt     | carried device vehicle |
-throw throwing threw thrown + away | weg/werfen weggeworfen wirfst wirft    | carried food |
-bring bringing brought brought + along | mit/bringen mitgebracht                | carried food pastry drink |
-choose choosing chose chosen   | aus/wählen ausgewählt                  | clothes text pastry | benefits
-repair                         | reparieren repariert                   | device vehicle instrument |
-wash                           | waschen gewaschen wäschst wäscht       | clothes vehicle |
-wear wearing wore worn         | tragen getragen trägst trägt           | clothes |
-carry                          | tragen getragen trägst trägt           | upright furniture |
-turn + on                      | ein/schalten eingeschaltet             | device |
-turn + off                     | aus/schalten ausgeschaltet             | device |
-invite                         | ein/laden eingeladen lädst lädt        | people |
-call                           | an/rufen angerufen                     | people |
-fetch                          | ab/holen abgeholt                      | people |
-meet meeting met met           | treffen getroffen triffst trifft       | people |
-watch                          | beobachten beobachtet                  | people animal |
-feed feeding fed fed           | füttern gefüttert                      | animal |
-draw drawing drew drawn        | zeichnen gezeichnet zeichnest zeichnet | people animal building |
-photograph                     | fotografieren fotografiert             | people animal building |
-build building built built     | bauen gebaut                           | building furniture |
-bake                           | backen gebacken                        | pastry | benefits
-cook                           | kochen gekocht                         | dish | benefits
-prepare                        | vor/bereiten vorbereitet               | event | benefits
-miss                           | verpassen verpasst                     | transit event | unwilled
-help                           | helfen geholfen hilfst hilft           | people | dative
-thank                          | danken gedankt                         | people | dative
-follow                         | folgen gefolgt                         | people animal | dative sein
-trust                          | vertrauen vertraut                     | people | dative stative past=vertraute
-listen + to                    | zu/hören zugehört                      | people | dative
-answer                         | antworten geantwortet                  | people | dative
-give giving gave given         | geben gegeben gibst gibt               | carried food pastry | receiver
-show showing showed shown      | zeigen gezeigt                         | carried animal building | receiver
-send sending sent sent         | schicken geschickt                     | text clothes flat | receiver
-bring bringing brought brought | bringen gebracht                       | carried food pastry drink | receiver
-lend lending lent lent         | leihen geliehen                        | carried device vehicle | receiver
-offer                          | an/bieten angeboten                    | food pastry dish drink | receiver
-wait + for                     | warten gewartet                        | people transit | by=auf
-talk + about                   | sprechen gesprochen sprichst spricht   | people event art text | by=über
-talk + to                      | sprechen gesprochen sprichst spricht   | people | by=mit dative
-think thinking thought thought + of | denken gedacht                         | people event | by=an
-dream + of                     | träumen geträumt                       | people event vehicle | by=von dative
-play + with                    | spielen gespielt                       | person kin animal | by=mit dative animals
-laugh + at                     | lachen gelacht                         | people art | by=über
-ask + about                    | fragen gefragt                         | people event transit | by=nach dative
-take taking took taken + part in | teil/nehmen teilgenommen nimmst nimmt  | event | by=an dative
-look + forward to              | freuen gefreut                         | event | sich by=auf
-remember                       | erinnern erinnert                      | people event | sich by=an stative past=erinnerte
-take taking took taken + care of | kümmern gekümmert                      | people animal | sich by=um
-complain + about               | beschweren beschwert                   | people text event | sich by=über
-put putting put put            | legen gelegt                           | flat text press | goal=onto
-put putting put put            | stellen gestellt                       | upright | goal=onto
+come coming came come + back | zurück/kommen zurückgekommen       | | sein goal=from how=early,late company
+arrive                       | an/kommen angekommen               | | sein goal=arrival how=early,late company
+sit sitting sat sat          | sitzen gesessen                    | | animals goal=in
+stay                         | bleiben geblieben                  | | sein goal=in past=blieb
+live                         | wohnen gewohnt                     | | goal=in stative past=wohnte
+go going went gone           | gehen gegangen                     | | sein goal=place past=ging company
+drive driving drove driven   | fahren gefahren fährst fährt       | | sein goal=to company
+travel                       | reisen gereist                     | | sein goal=town company
+fly flying flew flown        | fliegen geflogen                   | | sein goal=town company
+move                         | um/ziehen umgezogen                | | sein goal=town company
+come coming came come        | kommen gekommen                    | | goal=from stative unwilled past=kam
+buy buying bought bought     | kaufen gekauft                     | goods | benefits
+sell selling sold sold       | verkaufen verkauft                 | goods |
+order                        | bestellen bestellt                 | food pastry dish drink | benefits
+see seeing saw seen          | sehen gesehen siehst sieht         | people animal building vehicle | stative past=sah
+read reading read read       | lesen gelesen liest liest          | text press |
+write writing wrote written  | schreiben geschrieben              | text |
+eat eating ate eaten         | essen gegessen isst isst           | food pastry mass dish |
+drink drinking drank drunk   | trinken getrunken                  | drink |
+know knowing knew known      | kennen gekannt                     | people building | stative unwilled past=kannte
+love                         | lieben geliebt                     | people animal | stative unwilled past=liebte
+like                         | mögen gemocht mag magst mag | people animal food dish art | unwilled stative past=mochte
+have having had had          | haben gehabt habe hast hat         | animal device vehicle flat | stative past=hatte
+need                         | brauchen gebraucht                 | goods | stative unwilled past=brauchte
+understand understanding understood understood | verstehen verstanden | people text art | stative past=verstand
+visit                        | besuchen besucht                   | people building |
+open                         | öffnen geöffnet öffnest öffnet     | opening |
+close                        | schließen geschlossen              | opening |
+find finding found found     | finden gefunden                    | carried animal |
+lose losing lost lost        | verlieren verloren                 | carried | unwilled
+forget forgetting forgot forgotten | vergessen vergessen vergisst vergisst | carried | unwilled
+look + for                   | suchen gesucht                     | carried people animal |
+throw throwing threw thrown + away | weg/werfen weggeworfen wirfst wirft | carried food |
+bring bringing brought brought + along | mit/bringen mitgebracht            | carried food pastry drink |
+repair                       | reparieren repariert               | device vehicle instrument |
+wash                         | waschen gewaschen wäschst wäscht   | clothes vehicle |
+wear wearing wore worn       | tragen getragen trägst trägt       | clothes |
+turn + on                    | ein/schalten eingeschaltet         | device |
+turn + off                   | aus/schalten ausgeschaltet         | device |
+invite                       | ein/laden eingeladen lädst lädt    | people |
+call                         | an/rufen angerufen                 | people |
+meet meeting met met         | treffen getroffen triffst trifft   | people |
+watch                        | beobachten beobachtet              | people animal |
+feed feeding fed fed         | füttern gefüttert                  | animal |
+build building built built   | bauen gebaut                       | building furniture |
+bake                         | backen gebacken                    | pastry | benefits
+cook                         | kochen gekocht                     | dish | benefits
+prepare                      | vor/bereiten vorbereitet           | event | benefits
+miss                         | verpassen verpasst                 | transit event | unwilled
+help                         | helfen geholfen hilfst hilft       | people | dative
+thank                        | danken gedankt                     | people | dative
+follow                       | folgen gefolgt                     | people animal | dative sein
+listen + to                  | zu/hören zugehört                  | people | dative
+give giving gave given       | geben gegeben gibst gibt           | carried food pastry | receiver
+show showing showed shown    | zeigen gezeigt                     | carried animal building | receiver
+send sending sent sent       | schicken geschickt                 | text clothes flat | receiver
+lend lending lent lent       | leihen geliehen                    | carried device vehicle | receiver
+offer                        | an/bieten angeboten                | food pastry dish drink | receiver
+wait + for                   | warten gewartet                    | people transit | by=auf
+talk + about                 | sprechen gesprochen sprichst spricht | people event art text | by=über
+talk + to                    | sprechen gesprochen sprichst spricht | people | by=mit dative
+think thinking thought thought + of | denken gedacht                     | people event | by=an
+dream + of                   | träumen geträumt                   | people event vehicle | by=von dative
+play + with                  | spielen gespielt                   | person kin animal | by=mit dative animals
+take taking took taken + part in | teil/nehmen teilgenommen nimmst nimmt | event | by=an dative
+look + forward to            | freuen gefreut                     | event | sich by=auf
+remember                     | erinnern erinnert                  | people event | sich by=an stative past=erinnerte
+take taking took taken + care of | kümmern gekümmert                  | people animal | sich by=um
+complain + about             | beschweren beschwert               | people text event | sich by=über
+put putting put put          | legen gelegt                       | flat text press | goal=onto
+put putting put put          | stellen gestellt                   | upright | goal=onto
 """)
 REPORTING_VERBS = _verbs("""
-say saying said said           | sagen gesagt                           | | past=sagte
-think thinking thought thought | denken gedacht                         | | past=dachte
-believe                        | glauben geglaubt                       | | past=glaubte
-hope                           | hoffen gehofft                         | | past=hoffte
-know knowing knew known        | wissen gewusst weiß weißt weiß         | | past=wusste
+say saying said said         | sagen gesagt                       | | past=sagte
+think thinking thought thought | denken gedacht                     | | past=dachte
+believe                      | glauben geglaubt                   | | past=glaubte
+hope                         | hoffen gehofft                     | | past=hoffte
+know knowing knew known      | wissen gewusst weiß weißt weiß     | | past=wusste
 """)
 KNOW = REPORTING_VERBS[-1]
 ASKING_VERBS = _verbs("""
-ask                            | fragen gefragt                         | | past=fragte
-wonder                         | fragen gefragt                         | | sich past=fragte
+ask                          | fragen gefragt                     | | past=fragte
+wonder                       | fragen gefragt                     | | sich past=fragte
 """)
 EVENT_VERBS = _verbs("""
-begin beginning began begun    | beginnen begonnen                      | | unwilled past=begann
-take taking took taken + place | statt/finden stattgefunden             | | unwilled past=fand
-end                            | enden geendet                          | | unwilled past=endete
+begin beginning began begun  | beginnen begonnen                  | | unwilled past=begann
+take taking took taken + place | statt/finden stattgefunden         | | unwilled past=fand
+end                          | enden geendet                      | | unwilled past=endete
 """)
 WEATHER_VERBS = _verbs("""
-rain                           | regnen geregnet regnest regnet         | | past=regnete
-snow                           | schneien geschneit                     | | past=schneite
+rain                         | regnen geregnet regnest regnet     | | past=regnete
+snow                         | schneien geschneit                 | | past=schneite
 """)
 BECOME = _verb("become becoming became become | werden geworden wirst wird | | sein stative past=wurde")
 COST = _verb("cost costing cost cost | kosten gekostet | | stative unwilled")
 _BE = ("be", "is", "being", "was", "been")
 _SEIN = ("bin", "bist", "ist", "sind", "sind")
-BE = Verb(*_BE, "sein", "", _SEIN, _preterite("war"), "gewesen", by_sein=True, stative=True, willed=False)
-THERE_IS = Verb(*_BE, "geben", "", ("gibt",) * 5, ("gab",) * 5, "gegeben", stative=True, willed=False)
+BE = Verb(*_BE, "sein", "", _SEIN, _preterite("war"), "gewesen", by_sein=True)
+THERE_IS = Verb(*_BE, "geben", "", ("gibt",) * 5, ("gab",) * 5, "gegeben")
 HABEN = ("habe", "hast", "hat", "haben", "haben")
 WERDEN = ("werde", "wirst", "wird", "werden", "werden")
 WURDE = _preterite("wurde")
@@ -528,7 +495,7 @@ WURDE = _preterite("wurde")
 
 @dataclass(frozen=True, slots=True)
 class Modal:
-    """Before an infinitive. English inflects `lexical` (base, third, past) like a verb, or has `auxiliary` and `link`."""
+    """English inflects `lexical` (base, third, past) as a verb, or sets `auxiliary` and `link` before the infinitive"""
 
     german: tuple[str, ...]  # by person; empty for 'like to', which is an adverb in German
     german_past: tuple[str, ...] = ()
@@ -543,15 +510,14 @@ def _modal(ich: str, du: str, plural: str) -> tuple[str, ...]:
 
 
 _MUSS = _modal("muss", "musst", "müssen")
+_DARF = _modal("darf", "darfst", "dürfen")
 LIKE_TO = Modal((), lexical=("like to", "likes to", "liked to"))
 MUST = Modal(_MUSS, auxiliary="must")  # never negated: 'must not' would be 'nicht dürfen'
 MODALS = (
     Modal(_modal("kann", "kannst", "können"), _preterite("konnte"), auxiliary="can", past_auxiliary="could"),
     Modal(_modal("will", "willst", "wollen"), _preterite("wollte"), lexical=("want to", "wants to", "wanted to")),
     Modal(_MUSS, _preterite("musste"), lexical=("have to", "has to", "had to")),
-    Modal(
-        _modal("darf", "darfst", "dürfen"), _preterite("durfte"), auxiliary="be", past_auxiliary="be", link="allowed to"
-    ),
+    Modal(_DARF, _preterite("durfte"), auxiliary="be", past_auxiliary="be", link="allowed to"),
     Modal(_preterite("sollte"), auxiliary="should"),
     Modal(_preterite("möchte"), auxiliary="would", link="like to"),
 )
@@ -610,7 +576,8 @@ _PLACE_ROWS = """
     in the restaurant/im Restaurant, to the restaurant/ins Restaurant; at the movies/im Kino, to the movies/ins Kino;
     at the beach/am Strand, to the beach/an den Strand; at the lake/am See, to the lake/an den See;
     at the station/am Bahnhof, to the station/zum Bahnhof; at the airport/am Flughafen, to the airport/zum Flughafen;
-    at the market/auf dem Markt, to the market/auf den Markt; on the farm/auf dem Bauernhof, to the farm/auf den Bauernhof"""
+    at the market/auf dem Markt, to the market/auf den Markt;
+    on the farm/auf dem Bauernhof, to the farm/auf den Bauernhof"""
 _PLACES = [_pairs(row) for row in _PLACE_ROWS.split(";")]
 PLACES = tuple(at for at, _ in _PLACES)
 DIRECTIONS = tuple(to for _, to in _PLACES)

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.model.transformer import Transformer
@@ -97,7 +96,9 @@ def sums_of(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> Tensor:
 def gradient_of(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> Tensor:
     """softmax - smoothed target, 0 in empty slots."""
     gradient_PV = logits_PV.float().softmax(dim=-1).sub_(smoothing / logits_PV.shape[1])
-    gradient_PV.scatter_add_(1, labels_P.clamp(min=0)[:, None], gradient_PV.new_full((len(labels_P), 1), smoothing - 1.0))
+    gradient_PV.scatter_add_(
+        1, labels_P.clamp(min=0)[:, None], gradient_PV.new_full((len(labels_P), 1), smoothing - 1.0)
+    )
     return gradient_PV.mul_((labels_P != IGNORED)[:, None]).to(logits_PV.dtype)
 
 

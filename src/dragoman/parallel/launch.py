@@ -19,9 +19,8 @@ def started_by_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def default_processes(device: str) -> int:
-    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
-    return max(1, gpus)
+def visible_gpus(device: str) -> int:
+    return torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
 
 
 def launch(processes: int, arguments: list[str]) -> int:
@@ -65,8 +64,7 @@ def report_error(line: str) -> None:
     """Hand the error line of a rank to whoever shows it: to the launcher's error file, or to the terminal."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        message = {"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}
         with open(path, "w", encoding="utf-8") as stream:
-            json.dump(message, stream)
+            json.dump({"message": line, "timestamp": int(time.time())}, stream)
     if not (path and os.environ.get(LAUNCHED)):
         print(line, file=sys.stderr)

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from dragoman import runs
 from dragoman.config.load import to_toml
 from dragoman.config.schedule import learning_rate

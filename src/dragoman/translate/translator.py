@@ -80,7 +80,9 @@ def find_model(path: Path) -> Path:
     if not path.is_dir():
         raise RunError(f"{path}: no such folder. Name a run, a checkpoint or an exported model")
     if (path / "model.bin").is_file():
-        raise RunError(f"{path}: a CTranslate2 model; translate with the ctranslate2 package, or name the run it was made from")
+        raise RunError(
+            f"{path}: a CTranslate2 model; translate with the ctranslate2 package, or name the run it was made from"
+        )
     if not (path / model_folder.DESCRIPTION).is_file():
         path = best_checkpoint(runs.open_run(path))
     if (path / runs.MANIFEST).is_file() and (problem := runs.damage(path)):

@@ -1,0 +1,61 @@
+"""Launching: ranks on a Ray cluster learn what one process learns; a missing extra is answered with its pip line."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import as_overrides, dragoman, tiny_config
+
+from dragoman import runs
+
+SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.micro_batch_tokens=256"]
+
+
+def test_two_ranks_on_ray_learn_what_one_process_learns(prepared, tmp_path):
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    for name, arguments in (("alone", ["--nproc", "1"]), ("ray", ["--nproc", "2", "--engine", "ray"])):
+        config = tiny_config(prepared.folder, tmp_path / name, *SPLIT)
+        dragoman("train", "tiny", *as_overrides(config), *arguments)
+    alone, ray = (
+        load_file(runs.RunFolder(tmp_path / name).checkpoint(3) / "model.safetensors") for name in ("alone", "ray")
+    )
+    for name, tensor in alone.items():
+        torch.testing.assert_close(tensor, ray[name], rtol=1e-4, atol=1e-6)
+    assert runs.read_rows(tmp_path / "ray" / "events.jsonl")[0]["ranks"] == 2
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+sys.argv = ["dragoman", *sys.argv[2:]]
+from dragoman.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "command"),
+    [
+        ("ray", "ray", ["train", "tiny", "--engine", "ray"]),
+        ("ctranslate2", "export", ["export", "RUN", "OUT", "--to", "ctranslate2"]),
+        ("fastapi", "serve", ["serve", "RUN"]),
+        ("comet", "comet", ["evaluate", "RUN", "--metric", "comet", "--beam", "1"]),
+    ],
+)
+def test_a_missing_extra_is_answered_with_its_pip_line(module, extra, command, prepared, tmp_path):
+    from dragoman.cli.stages import train
+
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=1")
+    if "RUN" in command:
+        train(config)
+    names = {"RUN": str(tmp_path / "run"), "OUT": str(tmp_path / "out")}
+    command = [names.get(word, word) for word in command] + (as_overrides(config) if command[0] == "train" else [])
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module, *command], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert f"pip install 'dragoman[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
