@@ -28,6 +28,7 @@ def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
         "train.micro_batch_tokens=1024",
         "train.log_every=2",
         "train.max_steps=6",
+        "train.device=cpu",
         "validation.every=100",
         "checkpoint.every=100",
         "monitor.interval_seconds=0.1",

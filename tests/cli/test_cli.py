@@ -138,3 +138,30 @@ def test_ctrl_c_keeps_what_was_learnt(prepared, tmp_path):
     saved = runs.checkpoint_folders(runs.RunFolder(tmp_path / "run"))
     assert runs.step_of(saved[-1]) == stop["step"] > 0
     assert runs.damage(saved[-1]) is None
+
+
+def test_a_full_disk_is_one_line_and_old_checkpoints_stay(prepared, tmp_path):
+    """A small file system of our own fills up while the second checkpoint is written."""
+    import os
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], check=False).returncode
+    ):
+        pytest.skip("mounting a small file system needs root")
+    try:
+        config = tiny_config(
+            prepared.folder, disk / "run", "train.max_steps=40", "checkpoint.every=1", "checkpoint.keep_last=9"
+        )
+        result = dragoman("train", "tiny", *as_overrides(config), "--nproc", "1", check=False)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert "No space left" in result.stderr.splitlines()[-1]
+        saved = runs.checkpoint_folders(runs.RunFolder(disk / "run"))
+        assert saved
+        assert all(runs.damage(path) is None for path in saved)
+        assert not list((disk / "run" / "checkpoints").glob("*.partial"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

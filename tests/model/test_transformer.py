@@ -93,7 +93,7 @@ def test_loss_in_pieces_is_the_whole_loss(prepared, model, monkeypatch):
         model.zero_grad()
         loss, nll = objective(*batch.tensors())
         loss.backward()
-        return float(loss), float(nll), model.embedding.weight.grad.clone()
+        return loss.item(), nll.item(), model.embedding.weight.grad.clone()
 
     whole = loss_and_gradient()
     monkeypatch.setitem(loss_module.PIECE_ELEMENTS, "cpu", 10_000)
@@ -110,7 +110,22 @@ def test_loss_is_torchs_label_smoothing(prepared, model):
     expected = torch.nn.functional.cross_entropy(
         model.logits(hidden)[real], batch.target_out[real], label_smoothing=0.1, reduction="sum"
     )
-    assert float(SequenceLoss(model, 0.1)(*batch.tensors())[0]) == pytest.approx(float(expected), rel=1e-5)
+    assert SequenceLoss(model, 0.1)(*batch.tensors())[0].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_gradient_is_torchs_too(model):
+    hidden, labels = torch.randn(40, 32, requires_grad=True), torch.randint(0, len(model.embedding.weight), (40,))
+    labels[::7] = loss_module.IGNORED
+    weight = model.embedding.weight
+    loss_module.smoothed_sums(hidden, weight, labels, 0.1, compiled=False)[0].backward()
+    ours = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    logits = hidden @ weight.t()
+    torch.nn.functional.cross_entropy(
+        logits, labels, label_smoothing=0.1, reduction="sum", ignore_index=-100
+    ).backward()
+    torch.testing.assert_close(ours[0], hidden.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours[1], weight.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_follow_from_the_seed():

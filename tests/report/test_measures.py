@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.report import load_run
-from dragoman.report.measures import last_step, quantile, rate_check, step_content, step_spans, step_times, time_split
+from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, quantile, step_spans
 
 Write = Callable[..., Path]
 
@@ -33,14 +33,14 @@ def rewrite(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str
 def test_the_parts_of_the_time_add_up_to_the_wall_clock(
     story: Write, switches: dict[str, Any], start_up: float
 ) -> None:
-    split = time_split(load_run(story(**switches)))
+    split = TimeSplit(load_run(story(**switches)))
     assert split is not None
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
     assert split.other == pytest.approx(start_up, abs=0.01)
 
 
 def test_each_part_is_what_the_clock_said(story: Write) -> None:
-    split = time_split(load_run(story()))
+    split = TimeSplit(load_run(story()))
     assert split is not None
     assert split.validation == pytest.approx(3 * 4.1)
     assert split.checkpoint == pytest.approx(3 * 0.5)
@@ -49,7 +49,7 @@ def test_each_part_is_what_the_clock_said(story: Write) -> None:
 
 
 def test_a_resume_loses_the_steps_since_the_checkpoint_and_the_time_down(story: Write) -> None:
-    split = time_split(load_run(story(crash_at=455)))
+    split = TimeSplit(load_run(story(crash_at=455)))
     assert split is not None
     assert (split.restarts, split.lost_steps) == (1, 55)
     assert split.lost == pytest.approx(60.0 + 55 * 0.28, abs=0.6)
@@ -65,7 +65,7 @@ def test_work_done_twice_is_lost_once(story: Write) -> None:
         rows.insert(resume, {"time": rows[resume]["time"] - 61, "event": "validation", "step": 450, "seconds": 4.1})
         stream.seek(0)
         stream.write("".join(json.dumps(row) + "\n" for row in rows))
-    split = time_split(load_run(folder))
+    split = TimeSplit(load_run(folder))
     assert split is not None
     assert split.validation == pytest.approx(3 * 4.1)
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
@@ -75,7 +75,7 @@ def test_a_second_start_from_nothing_is_a_restart(story: Write) -> None:
     folder = story(crash_at=35)  # before the first checkpoint
     rewrite(folder, "events.jsonl", lambda row: {**row, "event": "start"} if row["event"] == "resume" else row)
     rewrite(folder, "events.jsonl", lambda row: {k: v for k, v in row.items() if k != "lost_steps"})
-    split = time_split(load_run(folder))
+    split = TimeSplit(load_run(folder))
     assert split is not None
     assert (split.restarts, split.lost_steps) == (1, None)
     assert split.lost == pytest.approx(5.0 + 60.0 + 35 * 0.28 + 2.5, abs=0.4)
@@ -84,11 +84,11 @@ def test_a_second_start_from_nothing_is_a_restart(story: Write) -> None:
 def test_a_killed_run_ends_with_its_last_sign_of_life(story: Write) -> None:
     folder = story(killed=True)
     (folder / "telemetry").mkdir()
-    before = time_split(load_run(folder))
+    before = TimeSplit(load_run(folder))
     assert before is not None
     assert before.stop_reason == ""
     (folder / "telemetry" / "alpha.jsonl").write_text(json.dumps({"time": before.ended + 7}) + '\n{"time": 17')
-    after = time_split(load_run(folder))
+    after = TimeSplit(load_run(folder))
     assert after is not None
     assert after.ended == before.ended + 7
 
@@ -97,7 +97,7 @@ def test_step_times_are_weighed_by_the_steps_a_row_stands_for(story: Write) -> N
     folder = story(validation=False, checkpoints=False)
     rows = [{"step": 100, "step_seconds": 1.0, "data_seconds": 0.1}, {"step": 110, "step_seconds": 12.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"kind": "train", **row}) + "\n" for row in rows))
-    times = step_times(load_run(folder))
+    times = StepTimes(load_run(folder))
     assert times is not None
     assert times.mean == pytest.approx(2.0)  # (100 x 1 s + 10 x 12 s) / 110, not 6.5 s
     assert (times.median, times.p95, times.steps, times.rows) == (1.0, 12.0, 110, 2)
@@ -106,7 +106,7 @@ def test_step_times_are_weighed_by_the_steps_a_row_stands_for(story: Write) -> N
 
 def test_mean_step_agrees_with_the_recorded_sum(story: Write) -> None:
     record = load_run(story(log_every=7))  # the last row stands for 5 steps only
-    times = step_times(record)
+    times = StepTimes(record)
     assert times is not None
     assert times.steps == 600
     assert times.mean * 600 == pytest.approx(record.train_rows[-1]["train_seconds"])
@@ -126,7 +126,7 @@ def test_quantile_is_a_value_that_occurs() -> None:
 
 
 def test_what_a_step_is_made_of(story: Write) -> None:
-    content = step_content(load_run(story()))
+    content = StepTimes(load_run(story()))
     assert (content.pairs, content.target_tokens) == (170, 3800)
     assert content.source_tokens == pytest.approx(3325)
 
@@ -135,7 +135,7 @@ def test_the_rate_of_row_s_is_that_of_update_s_counted_from_nought(story: Write)
     """The reference: peak 9.88e-4 at step 7,999 counted from 0, which is the row of step 8,000."""
     base = ["model.d_model=512", "model.heads=8", "schedule.warmup_steps=8000", "validation.every=100000"]
     overrides = [*base, "checkpoint.every=100000"]
-    check = rate_check(load_run(story(steps=20_000, log_every=1000, every=100_000, overrides=overrides)))
+    check = RateCheck(load_run(story(steps=20_000, log_every=1000, every=100_000, overrides=overrides)))
     assert check is not None
     assert check.wrong == []
     assert f"{max(check.logged):.3g}" == "0.000988"
@@ -147,7 +147,7 @@ def test_rates_that_are_off_by_one_step_are_found(story: Write) -> None:
     rates = {row["step"]: row["learning_rate"] for row in load_run(folder).train_rows}
     shifted = lambda row: {**row, "learning_rate": rates.get(row["step"] + 10)} if row["kind"] == "train" else row  # noqa: E731
     rewrite(folder, "metrics.jsonl", shifted)
-    check = rate_check(load_run(folder))
+    check = RateCheck(load_run(folder))
     assert check is not None
     assert len(check.wrong) == len(check.steps) == 59
 

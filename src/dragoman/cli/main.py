@@ -213,6 +213,9 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         sys.exit(141)
+    except OSError as error:  # a full disk, a folder without permission
+        logging.getLogger("dragoman").debug("the error of the operating system", exc_info=True)
+        fail(f"dragoman: {error}", 2)
     except Exception:
         if "RANK" not in os.environ:
             raise

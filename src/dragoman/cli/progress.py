@@ -25,16 +25,20 @@ def shown() -> Iterator[Progress]:
 @contextmanager
 def bars() -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
+
+    def whole() -> Column:
+        """On a narrow terminal the detail is cut, never the numbers before it."""
+        return Column(no_wrap=True)
 
     columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=whole()),
+        BarColumn(bar_width=12, table_column=whole()),
+        MofNCompleteColumn(table_column=whole()),
+        TimeRemainingColumn(table_column=whole()),
+        TextColumn("left", table_column=whole()),
         TextColumn("{task.fields[detail]}"),
     ]
     with RichProgress(*columns, console=Console(stderr=True)) as display:

@@ -37,9 +37,16 @@ class Description:
 
 
 def write_model(folder: Path, weights: dict[str, Tensor], description: Description, vocabulary: Path) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+    write_tensors(folder / WEIGHTS, weights)
     write_text(folder / DESCRIPTION, describe(description))
     shutil.copyfile(vocabulary, folder / VOCABULARY)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise RunError(f"{path}: could not be written ({error})") from None
 
 
 def describe(description: Description) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,16 +14,19 @@ from dragoman.model.transformer import Transformer
 
 IGNORED = -100
 # Logits that exist at once: on a CPU as many as stay in its cache, on a GPU as many as keep it busy.
-PIECE_ELEMENTS = {"cpu": 2**19, "cuda": 2**28}
+PIECE_ELEMENTS = {"cpu": 2**19, "cuda": 2**29}
+
+Piece = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 class SequenceLoss(nn.Module):
     """Model and loss in one, so that wrapping and compiling see the whole of the forward pass."""
 
-    def __init__(self, model: Transformer, label_smoothing: float):
+    def __init__(self, model: Transformer, label_smoothing: float, *, compiled: bool = False):
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        self.compiled = compiled
 
     def forward(
         self,
@@ -37,12 +42,15 @@ class SequenceLoss(nn.Module):
         memory_BSD = self.model.encode(source, source_position, source_segment)
         hidden_BTD = self.model.decode(target_in, target_position, target_segment, memory_BSD, source_segment)
         labels = target_out.masked_fill(target_segment == 0, IGNORED).flatten()
-        return smoothed_sums(hidden_BTD.flatten(0, 1), self.model.embedding.weight, labels, self.label_smoothing)
+        weight_VD = self.model.embedding.weight
+        return smoothed_sums(hidden_BTD.flatten(0, 1), weight_VD, labels, self.label_smoothing, self.compiled)
 
 
 @torch.compiler.disable
-def smoothed_sums(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing)
+def smoothed_sums(
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float, compiled: bool
+) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing, compiled)
     return result
 
 
@@ -53,53 +61,57 @@ class SmoothedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float, compiled: bool
     ) -> tuple[Tensor, Tensor]:
-        learning = any(ctx.needs_input_grad)
         kind = hidden_ND.device.type
+        piece = compiled_piece() if compiled else sums_and_gradient
         matrix_VD = weight_VD.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_VD.dtype)
         sums = torch.zeros(2, device=hidden_ND.device)
-        hidden_gradient = torch.empty_like(hidden_ND) if learning else None
-        weight_gradient = torch.zeros_like(weight_VD) if learning else None
+        hidden_gradient = torch.empty_like(hidden_ND) if any(ctx.needs_input_grad) else None
+        weight_gradient = torch.zeros_like(weight_VD) if any(ctx.needs_input_grad) else None
         size = max(1, PIECE_ELEMENTS[kind] // weight_VD.shape[0])
-        for start in range(0, hidden_ND.shape[0], size):
-            piece_PD, labels_P = hidden_ND[start : start + size].to(matrix_VD.dtype), labels_N[start : start + size]
-            with torch.autocast(kind, enabled=False):
-                logits_PV = piece_PD @ matrix_VD.t()
-                sums += sums_of(logits_PV, labels_P, smoothing)
+        with torch.autocast(kind, enabled=False):
+            for start in range(0, hidden_ND.shape[0], size):
+                hidden_PD = hidden_ND[start : start + size].to(matrix_VD.dtype)
+                labels_P = labels_N[start : start + size]
+                piece_sums, gradient_PV = piece(hidden_PD @ matrix_VD.t(), labels_P, smoothing)
+                sums += piece_sums
                 if hidden_gradient is not None and weight_gradient is not None:
-                    gradient_PV = gradient_of(logits_PV, labels_P, smoothing)
-                    hidden_gradient[start : start + size] = gradient_PV @ matrix_VD
-                    weight_gradient += gradient_PV.t() @ piece_PD
+                    # What pulls towards the target is one row of the matrix a slot: no need to write it into P x V.
+                    pull_P1 = ((labels_P != IGNORED) * (smoothing - 1.0)).to(matrix_VD.dtype)[:, None]
+                    targets_P = labels_P.clamp(min=0)
+                    hidden_gradient[start : start + size] = (gradient_PV @ matrix_VD).addcmul_(
+                        pull_P1, matrix_VD[targets_P]
+                    )
+                    weight_gradient += gradient_PV.t() @ hidden_PD
+                    weight_gradient.index_add_(0, targets_P, (pull_P1 * hidden_PD).to(weight_gradient.dtype))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         loss, nll = sums.unbind()
         ctx.mark_non_differentiable(nll)
         return loss.clone(), nll.clone()
 
     @staticmethod
-    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * loss_gradient, weight_gradient * loss_gradient, None, None
+        return hidden_gradient * loss_gradient, weight_gradient * loss_gradient, None, None, None
 
 
-def sums_of(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> Tensor:
-    """Smoothed cross-entropy and negative log-likelihood of one piece, summed over its real slots."""
-    logits_PV = logits_PV.float()
-    normalizer_P = logits_PV.logsumexp(dim=-1)
-    nll_P = normalizer_P - logits_PV.gather(1, labels_P.clamp(min=0)[:, None]).squeeze(1)
-    spread_P = normalizer_P - logits_PV.mean(dim=-1)
-    real_P = labels_P != IGNORED
-    nll = torch.where(real_P, nll_P, 0.0).sum()
-    return torch.stack([(1.0 - smoothing) * nll + smoothing * torch.where(real_P, spread_P, 0.0).sum(), nll])
+def sums_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Of the real slots of one piece: the sums of smoothed cross-entropy and negative log-likelihood, and the gradient of
+    the first but for the pull towards the target: softmax - smoothing / V. One kernel when compiled."""
+    scores_PV, real_P = logits_PV.float(), labels_P != IGNORED
+    normalizer_P1 = scores_PV.logsumexp(dim=-1, keepdim=True)
+    nll_P = (normalizer_P1 - scores_PV.gather(1, labels_P.clamp(min=0)[:, None])).squeeze(1)
+    spread_P = normalizer_P1.squeeze(1) - scores_PV.mean(dim=-1)
+    nll, spread = (torch.where(real_P, value_P, 0.0).sum() for value_P in (nll_P, spread_P))
+    gradient_PV = (scores_PV - normalizer_P1).exp_().sub_(smoothing / scores_PV.shape[1]).mul_(real_P[:, None])
+    return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)
 
 
-def gradient_of(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> Tensor:
-    """softmax - smoothed target, 0 in empty slots."""
-    gradient_PV = logits_PV.float().softmax(dim=-1).sub_(smoothing / logits_PV.shape[1])
-    gradient_PV.scatter_add_(
-        1, labels_P.clamp(min=0)[:, None], gradient_PV.new_full((len(labels_P), 1), smoothing - 1.0)
-    )
-    return gradient_PV.mul_((labels_P != IGNORED)[:, None]).to(logits_PV.dtype)
+@cache
+def compiled_piece() -> Piece:
+    """Looked up here, not handed through `SequenceLoss.forward`: a compiler that traces it would unwrap it again."""
+    return torch.compile(sums_and_gradient, dynamic=False)
 
 
 def loss_floor(vocab_size: int, smoothing: float) -> float:

@@ -1,141 +1,94 @@
 """What follows from a RunRecord by arithmetic: where the time went, how long steps took, whether logged learning
-rates obey the formula, what a checkpoint is made of. No words and no figures; None where the record does not say."""
+rates obey the formula, what a checkpoint should weigh. Raises NotRecorded where the record does not say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dragoman.config.schedule import learning_rate
-from dragoman.report.read import Checkpoint, RunRecord, number, text
+from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, number, text
 from dragoman.runs import Row
 
 RATE_TOLERANCE = 1e-5  # relative; room for rounding in the log, too tight for a rate that is off by one step
 
 
-# --- time --------------------------------------------------------------------------------------------------
+def series(rows: list[Row], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the rows that have this value."""
+    found = [(row["step"], value) for row in rows if (value := number(row, key)) is not None]
+    return [step for step, _ in found], [value for _, value in found]
 
 
-@dataclass(frozen=True)
 class TimeSplit:
-    """Wall clock from the first start to the last stop. The five parts add up to it exactly."""
+    """Wall clock from the first start to the last stop, in seconds. The parts add up to it exactly."""
 
-    started: float
-    ended: float
-    stop_reason: str
-    """Empty when the run has no stop event: it is still running or was killed."""
-    training: float | None
-    """None when metrics.jsonl has no train row; then it cannot be told from `other`."""
-    validation: float
-    checkpoint: float
-    lost: float
-    """From the last work that was kept to the resume: steps done again, and time down."""
-    restarts: int
-    lost_steps: int | None
-    """None when a restart does not say it, as one that had to begin again from nothing."""
-
-    @property
-    def wall(self) -> float:
-        return self.ended - self.started
-
-    @property
-    def other(self) -> float:
-        return self.wall - (self.training or 0.0) - self.validation - self.checkpoint - self.lost
-
-    @property
-    def parts(self) -> list[tuple[str, float]]:
-        """Name and seconds of every part."""
+    def __init__(self, record: RunRecord):
+        begun, self.ended = starts(record), end_time(record)
+        if not begun or self.ended <= begun[0]["time"]:
+            raise record.lacks("events.jsonl", "has no start, or nothing after it")
+        self.started: float = begun[0]["time"]
+        self.wall = self.ended - self.started
+        self.stop_reason = stop_reason(record)
+        self.training = number(record.last_row, "train_seconds")
+        self.validation, self.checkpoint = spent(record, "validation"), spent(record, "checkpoint")
+        self.lost = sum(until - since for since, until in lost_spans(record))
+        self.other = self.wall - (self.training or 0.0) - self.validation - self.checkpoint - self.lost
+        self.restarts = len(begun) - 1
+        lost_steps = [number(row, "lost_steps") for row in begun[1:]]
+        self.lost_steps = None if None in lost_steps else int(sum(steps or 0 for steps in lost_steps))
+        """None when a restart does not say it, as one that had to begin again from nothing."""
         parts = [("Training steps", self.training)] if self.training is not None else []
         parts += [("Validation", self.validation), ("Checkpoints", self.checkpoint)]
-        if self.restarts:
-            parts.append(("Lost work and time down", self.lost))
+        parts += [("Lost work and time down", self.lost)] if self.restarts else []
         rest = "Other" if self.training is not None else "Training and other, which cannot be told apart"
         # Negative when the clock was set back or rows of two attempts were mixed: then the sum must not look right.
-        return [*parts, (rest if self.other >= 0 else "Counted twice (was the clock changed?)", self.other)]
+        self.parts = [*parts, (rest if self.other >= 0 else "Counted twice (was the clock changed?)", self.other)]
 
 
-def time_split(record: RunRecord) -> TimeSplit | None:
-    """None when the folder does not say when the run started, or nothing happened since."""
-    started = next((row["time"] for row in record.events if row.get("event") in ("start", "resume")), None)
-    ended = end_time(record)
-    if started is None or ended is None or ended <= started:
-        return None
-    gaps, lost_steps = lost_spans(record), [number(row, "lost_steps") for row in restarts(record)]
-    return TimeSplit(
-        started=started,
-        ended=ended,
-        stop_reason=stop_reason(record),
-        training=training_seconds(record),
-        validation=spent(record.events, "validation", gaps),
-        checkpoint=spent(record.events, "checkpoint", gaps),
-        lost=sum(until - since for since, until in gaps),
-        restarts=len(restarts(record)),
-        lost_steps=None if None in lost_steps else int(sum(steps or 0 for steps in lost_steps)),
-    )
-
-
-def restarts(record: RunRecord) -> list[Row]:
-    """Every resume, and every start from nothing after the first one (killed before its first checkpoint)."""
-    return [row for row in record.events if row.get("event") in ("start", "resume")][1:]
+def starts(record: RunRecord) -> list[Row]:
+    """The start; then every resume, and every start from nothing of a run killed before its first checkpoint."""
+    return [row for row in record.events if row.get("event") in ("start", "resume")]
 
 
 def stop_reason(record: RunRecord) -> str:
+    """Empty when the last event is no stop: the run is still going or was killed."""
     last = record.events[-1] if record.events else {}
     return text(last, "reason") or "no reason given" if last.get("event") == "stop" else ""
 
 
-def end_time(record: RunRecord) -> float | None:
+def end_time(record: RunRecord) -> float:
     """The stop, or the last sign of life of a run without one."""
     if stop_reason(record):
         return float(record.events[-1]["time"])
-    rows = [
-        *record.events,
-        *record.train_rows,
-        *record.valid_rows,
-        *(row for rows in record.telemetry.values() for row in rows),
-    ]
-    return max((time for row in rows if (time := number(row, "time")) is not None), default=None)
+    rows = [record.events, record.train_rows, record.valid_rows, *record.telemetry.values()]
+    return max((number(row, "time") or 0.0 for some in rows for row in some), default=0.0)
 
 
 def last_step(record: RunRecord) -> int | None:
     """Updates done: by the stop event, or else by the last row."""
-    step = number(record.events[-1], "step") if stop_reason(record) else None
-    if step is None and record.train_rows:
-        step = number(record.train_rows[-1], "step")
-    return None if step is None else int(step)
-
-
-def training_seconds(record: RunRecord) -> float | None:
-    if not record.train_rows:
-        return None
-    recorded = number(record.train_rows[-1], "train_seconds")
-    return recorded if recorded is not None else sum(span.seconds * span.steps for span in step_spans(record))
+    stopped_at = number(record.events[-1], "step") if stop_reason(record) else None
+    return record.last_row.get("step") if stopped_at is None else int(stopped_at)
 
 
 def lost_spans(record: RunRecord) -> list[tuple[float, float]]:
-    """For every resume: from the last record at or before the step resumed from, to the resume itself."""
+    """For every restart: from the last record at or before the step it went on from, to the restart itself."""
     spans = []
-    rows = [*record.events, *record.train_rows, *record.valid_rows]
-    for resume in restarts(record):
-        step, until = number(resume, "step") or 0.0, float(resume["time"])
-        kept = [row for row in rows if row is not resume and (number(row, "step") or 0.0) <= step]
-        times = [time for row in kept if (time := number(row, "time")) is not None and time <= until]
-        if times:
-            spans.append((max(times), until))
+    for restart in starts(record)[1:]:
+        step, until = number(restart, "step") or 0.0, restart["time"]
+        rows = [row for row in (*record.events, *record.train_rows, *record.valid_rows) if row is not restart]
+        times = [number(row, "time") or 0.0 for row in rows if (number(row, "step") or 0.0) <= step]
+        spans.append((max((time for time in times if time <= until), default=until), until))
     return spans
 
 
-def spent(events: list[Row], kind: str, gaps: list[tuple[float, float]]) -> float:
+def spent(record: RunRecord, kind: str) -> float:
     """Seconds of all events of a kind, less those that fell into a lost span and are counted there."""
-    kept = [row for row in events if row.get("event") == kind and not any(a < row["time"] < b for a, b in gaps)]
+    gaps, events = lost_spans(record), [row for row in record.events if row.get("event") == kind]
+    kept = [row for row in events if not any(since < row["time"] < until for since, until in gaps)]
     return sum(number(row, "seconds") or 0.0 for row in kept)
 
 
-# --- steps -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepSpan:
-    """One row of metrics: a mean over the steps since the row before."""
+class StepSpan(NamedTuple):
+    """One train row: a mean over the steps since the row before."""
 
     step: int
     steps: int
@@ -143,52 +96,39 @@ class StepSpan:
     data_seconds: float | None
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    rows: int
-    steps: int
-    mean: float
-    median: float
-    p95: float
-    mean_with_everything: float | None
-    """Validation and checkpoints shared out over the steps."""
-    data_share: float | None
-
-
 def step_spans(record: RunRecord) -> list[StepSpan]:
     """A row after a resume covers the steps since the resume, not since the row before the crash."""
-    resumed = [int(number(row, "step") or 0) for row in restarts(record)]
+    resumed = [int(number(row, "step") or 0) for row in starts(record)[1:]]
     spans, before = [], 0
     for row in record.train_rows:
-        step, seconds = int(row["step"]), number(row, "step_seconds")
+        step, seconds = row["step"], number(row, "step_seconds")
         since = max([before, *(start for start in resumed if start < step)])
-        if seconds is not None and step > since:
+        if seconds is not None:
             spans.append(StepSpan(step, step - since, seconds, number(row, "data_seconds")))
         before = step
     return spans
 
 
-def step_times(record: RunRecord) -> StepTimes | None:
-    spans = step_spans(record)
-    if not spans:
-        return None
-    seconds, steps = [span.seconds for span in spans], [span.steps for span in spans]
-    timed = [span for span in spans if span.data_seconds is not None]
-    waiting = sum((span.data_seconds or 0.0) * span.steps for span in timed)
-    beside = sum(spent(record.events, kind, lost_spans(record)) for kind in ("validation", "checkpoint"))
-    return StepTimes(
-        rows=len(spans),
-        steps=sum(steps),
-        mean=mean(seconds, steps),
-        median=quantile(seconds, steps, 0.5),
-        p95=quantile(seconds, steps, 0.95),
-        mean_with_everything=mean(seconds, steps) + beside / spans[-1].step if record.events else None,
-        data_share=waiting / total if (total := sum(span.seconds * span.steps for span in timed)) else None,
-    )
+class StepTimes:
+    """How long a step took and what went into it, averaged over the run."""
 
-
-def mean(values: list[float], weights: list[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    def __init__(self, record: RunRecord):
+        spans = step_spans(record)
+        if not spans:
+            raise record.lacks("metrics.jsonl", "has no train row with step_seconds")
+        seconds, weights = [span.seconds for span in spans], [span.steps for span in spans]
+        self.rows, self.steps = len(spans), sum(weights)
+        self.mean = sum(span.seconds * span.steps for span in spans) / self.steps
+        self.median, self.p95 = (quantile(seconds, weights, share) for share in (0.5, 0.95))
+        # Validation and checkpoints shared out over the steps.
+        beside = (spent(record, "validation") + spent(record, "checkpoint")) / spans[-1].step
+        self.mean_with_everything = self.mean + beside if record.events else None
+        timed = [span for span in spans if span.data_seconds is not None]
+        total = sum(span.seconds * span.steps for span in timed)
+        self.data_share = sum((span.data_seconds or 0.0) * span.steps for span in timed) / total if total else None
+        seen = [number(record.last_row, key) for key in ("pairs", "source_tokens", "target_tokens")]
+        per_step = [None if many is None else many / record.last_row["step"] for many in seen]
+        self.pairs, self.source_tokens, self.target_tokens = per_step
 
 
 def quantile(values: list[float], weights: list[int], share: float) -> float:
@@ -201,92 +141,31 @@ def quantile(values: list[float], weights: list[int], share: float) -> float:
     return max(values)
 
 
-@dataclass(frozen=True)
-class StepContent:
-    """What goes into one step, averaged over the run."""
-
-    pairs: float | None
-    source_tokens: float | None
-    target_tokens: float | None
-
-
-def step_content(record: RunRecord) -> StepContent:
-    """Sums since the beginning, over steps since the beginning."""
-    last = record.train_rows[-1] if record.train_rows else {}
-    step = number(last, "step")
-    if not step:
-        return StepContent(None, None, None)
-    pairs, source, target = (number(last, key) for key in ("pairs", "source_tokens", "target_tokens"))
-    return StepContent(
-        pairs=None if pairs is None else pairs / step,
-        source_tokens=None if source is None else source / step,
-        target_tokens=None if target is None else target / step,
-    )
-
-
-# --- learning rate -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class RateCheck:
     """Logged learning rates against the formula. The row of step s was made with lr(s - 1)."""
 
-    steps: list[int]
-    logged: list[float]
-    expected: list[float]
-    deviations: list[float]
-    """Relative to the formula."""
-
-    @property
-    def wrong(self) -> list[int]:
+    def __init__(self, record: RunRecord):
+        self.steps, self.logged = series(record.train_rows, "learning_rate")
+        if record.config is None or not self.steps:
+            file = "metrics.jsonl" if record.config else "run.toml"
+            raise record.lacks(file, "has no train row with a learning rate")
+        self.config, self.formula = record.config, learning_rate(record.config)
+        expected = [self.formula(step - 1) for step in self.steps]
+        smallest = max(expected) * 1e-6 or 1.0  # where the rate decays to 0, a relative deviation has no meaning
+        deviations = [abs(a - b) / max(abs(b), smallest) for a, b in zip(self.logged, expected, strict=True)]
+        self.wrong = [at for at, deviation in enumerate(deviations) if deviation > RATE_TOLERANCE]
         """Positions of the rates that do not obey the formula."""
-        return [at for at, deviation in enumerate(self.deviations) if abs(deviation) > RATE_TOLERANCE]
-
-    @property
-    def worst(self) -> int:
-        return max(range(len(self.deviations)), key=lambda at: abs(self.deviations[at]))
+        self.deviation = max(deviations)
+        self.worst = deviations.index(self.deviation)
 
 
-def rate_check(record: RunRecord) -> RateCheck | None:
-    rows = [(int(row["step"]), rate) for row in record.train_rows if (rate := number(row, "learning_rate")) is not None]
-    rows = [(step, rate) for step, rate in rows if step > 0]
-    if record.config is None or not rows:
-        return None
-    formula = learning_rate(record.config)
-    steps, logged = [step for step, _ in rows], [rate for _, rate in rows]
-    expected = [formula(step - 1) for step in steps]
-    smallest = max(expected) * 1e-6 or 1.0  # where the rate decays to 0, a relative deviation has no meaning
-    deviations = [(a - b) / max(abs(b), smallest) for a, b in zip(logged, expected, strict=True)]
-    return RateCheck(steps, logged, expected, deviations)
+def newest_checkpoint(record: RunRecord) -> Checkpoint:
+    if not record.checkpoints:
+        raise NotRecorded("there is no whole checkpoint in checkpoints/ yet")
+    return record.checkpoints[-1]
 
 
-# --- checkpoint --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CheckpointSize:
-    """The bytes of a checkpoint by what they are for."""
-
-    tensors: int
-    headers: int
-    vocabulary: int
-    rest: int
-    predicted: int | None
-
-    @property
-    def total(self) -> int:
-        return self.tensors + self.headers + self.vocabulary + self.rest
-
-
-def checkpoint_size(checkpoint: Checkpoint, parameters: float | None) -> CheckpointSize:
-    tensor_files = [file for file in checkpoint.files if file.header_bytes is not None]
-    headers = sum(file.header_bytes or 0 for file in tensor_files)
-    tensors = sum(file.bytes for file in tensor_files) - headers
-    vocabulary = sum(file.bytes for file in checkpoint.files if file.name == "vocabulary.model")
-    return CheckpointSize(
-        tensors=tensors,
-        headers=headers,
-        vocabulary=vocabulary,
-        rest=checkpoint.bytes - tensors - headers - vocabulary,
-        predicted=None if parameters is None else 12 * int(parameters) + 16,
-    )
+def predicted_bytes(record: RunRecord) -> int | None:
+    """Of a checkpoint: weights and Adam's two moments in fp32, and 16 bytes of counters."""
+    parameters = number(record.environment, "model", "parameters")
+    return 12 * int(parameters) + 16 if parameters else None

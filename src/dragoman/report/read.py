@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.config import Config, load_config
 from dragoman.errors import ConfigError, RunError
-from dragoman.runs import Row, RunFolder, checkpoint_folders, open_run, read_json, read_rows, step_of
+from dragoman.runs import MANIFEST, Row, checkpoint_folders, open_run, read_json, read_rows, step_of
 
 ROLES = {
     "model.safetensors": "weights, fp32",
@@ -24,208 +24,141 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
+LABELLED = re.compile(r"(source|reference|translation)(?:\s*:|\s{2}|\t|$)\s*(.*)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class CheckpointFile:
-    name: str
-    role: str
-    bytes: int
-    header_bytes: int | None
-    """Description at the head of a safetensors file; what follows it are the tensors. None for other files."""
+class NotRecorded(Exception):
+    """The run folder does not say what is asked; the message is the reason."""
 
 
-@dataclass(frozen=True)
+def load_run(path: str | Path) -> RunRecord:
+    """All that is written down about a run, finished or not."""
+    return RunRecord(path)
+
+
+class RunRecord:
+    """The content of a run folder, with an empty value for everything that `missing` names."""
+
+    def __init__(self, path: str | Path):
+        self.folder = open_run(path)
+        self.missing: dict[str, str] = {}
+        """File -> why it could not be read."""
+        self.config: Config | None = self.read(self.folder.config, load_config, None)
+        self.environment: Row = self.read(self.folder.environment, read_json, {})
+        self.data: Row = self.read(self.folder.data, read_json, {})
+        metrics = self.read(self.folder.metrics, read_rows, [])
+        self.train_rows, self.valid_rows = by_step(metrics, "train"), by_step(metrics, "valid")
+        self.last_row: Row = self.train_rows[-1] if self.train_rows else {}
+        events: list[Row] = self.read(self.folder.events, read_rows, [])
+        self.events = [row for row in events if number(row, "time") is not None]
+        self.scores = [row for row in self.read(self.folder.scores, read_json, []) if isinstance(row, dict)]
+        self.probes = read_probes(self.folder.translations)
+        self.checkpoints = []
+        for folder in checkpoint_folders(self.folder):
+            with suppress(OSError):  # the run deletes it while we look
+                self.checkpoints.append(Checkpoint(folder, self.read(folder / MANIFEST, read_json, {})))
+        samples = sorted(self.folder.telemetry.glob("*.jsonl"))
+        self.telemetry: dict[str, list[Row]] = {file.stem: self.read(file, read_rows, []) for file in samples}
+
+    def read(self, file: Path, reader: Callable[[Path], Any], empty: Any) -> Any:
+        """What the reader makes of a file, or else `empty` and a line in `missing`."""
+        reason = "is empty or torn"
+        try:
+            found = reader(file)
+            if found and (empty is None or isinstance(found, type(empty))):
+                return found
+        except (ConfigError, RunError, OSError) as error:
+            reason = f"cannot be read ({' '.join(str(error).split())})"
+        self.missing[file.name] = f"{file.name} {reason if file.exists() else 'is missing'}"
+        return empty
+
+    def lacks(self, file: str, what: str) -> NotRecorded:
+        """The reason that a question has no answer: the file could not be read, or else what it lacks."""
+        return NotRecorded(self.missing.get(file, f"{file} {what}"))
+
+
+def by_step(rows: list[Row], kind: str) -> list[Row]:
+    """Rows of one kind in the order of steps, which are integers from 1; of two for a step the later one counts."""
+    steps = [(int(number(row, "step") or 0), row) for row in rows if row.get("kind") == kind]
+    found = {step: {**row, "step": step} for step, row in steps if step > 0}
+    return [found[step] for step in sorted(found)]
+
+
+def number(row: Row, *keys: str) -> float | None:
+    """A finite number at `row[key][key]...`, or None: a diverged loss is NaN."""
+    for key in keys[:-1]:
+        row = section(row, key)
+    value: Any = row.get(keys[-1])
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def text(row: Row, key: str) -> str:
+    value = row.get(key)
+    return "" if value is None else str(value)
+
+
+def section(row: Row, key: str) -> Row:
+    value = row.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def sections(row: Row, key: str) -> list[Row]:
+    value = row.get(key)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 class Checkpoint:
-    folder: Path
-    step: int
-    files: tuple[CheckpointFile, ...]
-    scores: Row
-    problems: tuple[str, ...]
-    """Where the folder disagrees with its manifest."""
+    """Sizes of a checkpoint on disk, and where they disagree with its manifest."""
 
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
+    def __init__(self, folder: Path, manifest: Row):
+        found = {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
+        headers = {name: header_bytes(folder / name) for name in found if name.endswith(".safetensors")}
+        self.name = folder.name
+        self.files = {name: found[name] for name in ROLES if name in found} | found
+        self.bytes = sum(found.values())
+        self.header_bytes = sum(headers.values())
+        self.tensor_bytes = sum(found[name] for name in headers) - self.header_bytes
+        self.rest_bytes = self.bytes - self.tensor_bytes
+        listed = section(manifest, "files")
+        self.problems = [] if listed else ["manifest.json is missing or lists no files"]
+        for name in listed:
+            expected = number(listed, name, "bytes")
+            if name not in found:
+                self.problems.append(f"{name} is in the manifest and not in the folder")
+            elif expected is not None and expected != found[name]:
+                self.problems.append(f"{name} has {found[name]:,} bytes, its manifest says {expected:,.0f}")
 
 
-@dataclass(frozen=True)
-class Sample:
+def header_bytes(file: Path) -> int:
+    """Of a safetensors file: 8 bytes that hold a length, and names and shapes of that length."""
+    with file.open("rb") as stream:
+        length = 8 + int.from_bytes(stream.read(8), "little")
+    return min(length, file.stat().st_size)
+
+
+class Sample(NamedTuple):
     source: str
     reference: str
     translation: str
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    folder: RunFolder
-    config: Config | None
-    environment: Row
-    data: Row
-    train_rows: list[Row]
-    valid_rows: list[Row]
-    events: list[Row]
-    checkpoints: list[Checkpoint]
-    scores: list[Row]
-    probes: dict[int, list[Sample]]
-    """Translations of the fixed probe sentences, by step."""
-    telemetry: dict[str, list[Row]]
-    """Samples by host."""
-    missing: dict[str, str]
-    """File -> why it could not be read."""
-
-    @property
-    def name(self) -> str:
-        return self.folder.path.resolve().name
-
-    def why(self, file: str, otherwise: str) -> str:
-        """The reason that an answer cannot be given: the file could not be read, or else what it lacks."""
-        return self.missing.get(file, f"{file} {otherwise}")
-
-
-def load_run(path: str | Path) -> RunRecord:
-    """All that is written down about a run, finished or not."""
-    folder = open_run(path)
-    missing: dict[str, str] = {}
-    metrics = rows_of(folder.metrics, missing)
-    environment, data, scores = (content(file, missing) for file in (folder.environment, folder.data, folder.scores))
-    return RunRecord(
-        folder=folder,
-        config=read_config(folder, missing),
-        environment=environment if isinstance(environment, dict) else {},
-        data=data if isinstance(data, dict) else {},
-        train_rows=by_step(metrics, "train"),
-        valid_rows=by_step(metrics, "valid"),
-        events=[row for row in rows_of(folder.events, missing) if number(row, "time") is not None],
-        checkpoints=[found for path in checkpoint_folders(folder) if (found := read_checkpoint(path))],
-        scores=[row for row in scores if isinstance(row, dict)] if isinstance(scores, list) else [],
-        probes=read_probes(folder.translations),
-        telemetry={file.stem: rows_of(file, missing) for file in sorted(folder.telemetry.glob("*.jsonl"))},
-        missing=missing,
-    )
-
-
-def number(row: Mapping[str, Any], *keys: str) -> float | None:
-    """A finite number at `row[key][key]...`, or None: a diverged loss is NaN, a killed writer leaves anything."""
-    value: Any = row
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
-
-
-def text(row: Mapping[str, Any], key: str) -> str:
-    value = row.get(key)
-    return "" if value is None else str(value)
-
-
-def section(row: Mapping[str, Any], key: str) -> Row:
-    value = row.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def read_config(folder: RunFolder, missing: dict[str, str]) -> Config | None:
-    try:
-        return load_config(folder.config)
-    except (ConfigError, OSError) as error:  # written by another version, or torn
-        missing[folder.config.name] = f"run.toml cannot be read ({' '.join(str(error).split())})"
-        return None
-
-
-def content(path: Path, missing: dict[str, str]) -> Any:
-    try:
-        return read_json(path)
-    except (RunError, OSError) as error:
-        missing[path.name] = f"{path.name} is missing" if not path.exists() else str(error)
-        return None
-
-
-def rows_of(path: Path, missing: dict[str, str]) -> list[Row]:
-    try:
-        rows = read_rows(path)
-    except OSError as error:
-        missing[path.name] = f"{path.name} cannot be read ({error.strerror})"
-        return []
-    if not path.is_file():
-        missing[path.name] = f"{path.name} is missing"
-    elif not rows:
-        missing[path.name] = f"{path.name} is empty"
-    return rows
-
-
-def by_step(rows: list[Row], kind: str) -> list[Row]:
-    """Rows of one kind in the order of steps; of two rows for a step the later one counts."""
-    found = {int(step): row for row in rows if row.get("kind") == kind and (step := number(row, "step")) is not None}
-    return [found[step] for step in sorted(found)]
-
-
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """None when the run deletes it while we look."""
-    try:
-        files = [describe(file) for file in sorted(path.iterdir()) if file.is_file()]
-    except OSError:
-        return None
-    manifest = content(path / "manifest.json", {})
-    manifest = manifest if isinstance(manifest, dict) else {}
-    files.sort(key=lambda file: list(ROLES).index(file.name) if file.name in ROLES else len(ROLES))
-    problems = tuple(disagreements(files, section(manifest, "files")))
-    return Checkpoint(path, step_of(path), tuple(files), section(manifest, "scores"), problems)
-
-
-def describe(file: Path) -> CheckpointFile:
-    role = ROLES.get(file.name, "not described by this version")
-    return CheckpointFile(file.name, role, file.stat().st_size, safetensors_header(file))
-
-
-def safetensors_header(file: Path) -> int | None:
-    """8 bytes that hold a length, and a description of that length."""
-    if file.suffix != ".safetensors":
-        return None
-    with file.open("rb") as stream:
-        length = 8 + int.from_bytes(stream.read(8), "little")
-    return length if length <= file.stat().st_size else None
-
-
-def disagreements(files: list[CheckpointFile], listed: Row) -> list[str]:
-    if not listed:
-        return ["manifest.json is missing or lists no files"]
-    found = {file.name: file.bytes for file in files}
-    problems = [f"{name} is in the manifest and not in the folder" for name in listed if name not in found]
-    for name, num_bytes in found.items():
-        expected = number(section(listed, name), "bytes")
-        if expected is not None and expected != num_bytes:
-            problems.append(f"{name} has {num_bytes:,} bytes, its manifest says {expected:,.0f}")
-    return problems
-
-
-# --- probe sentences ---------------------------------------------------------------------------------------
-
-LABELLED = re.compile(r"(source|reference|translation)(?:\s*:|\s{2}|\t|$)(.*)", re.IGNORECASE)
-
-
 def read_probes(folder: Path) -> dict[int, list[Sample]]:
-    probes: dict[int, list[Sample]] = {}
+    """Translations of the fixed probe sentences, by step."""
+    probes = {}
     for file in sorted(folder.glob("step-*.txt")):
-        try:
-            samples = parse_samples(file.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue
-        if samples and step_of(file) >= 0:
-            probes[step_of(file)] = samples
-    return probes
+        with suppress(OSError):
+            probes[step_of(file)] = parse_samples(file.read_text(encoding="utf-8", errors="replace"))
+    return {step: samples for step, samples in probes.items() if samples and step >= 0}
 
 
 def parse_samples(content: str) -> list[Sample]:
     """Blocks between empty lines, each with source, reference and translation: labelled, or else in this order."""
     samples = []
     for block in re.split(r"\n\s*\n", content):
-        lines = [line.rstrip("\r") for line in block.split("\n") if line.strip()]
-        found = {match[1].lower(): match[2].strip() for line in lines if (match := LABELLED.fullmatch(line))}
+        lines = [line.strip() for line in block.split("\n") if line.strip()]
+        found = {match[1].lower(): match[2] for line in lines if (match := LABELLED.fullmatch(line))}
         if not found and len(lines) == 3:
-            found = dict(zip(("source", "reference", "translation"), lines, strict=True))
+            found = dict(zip(Sample._fields, lines, strict=True))
         if "source" in found and "translation" in found:
             samples.append(Sample(found["source"], found.get("reference", ""), found["translation"]))
     return samples

@@ -5,94 +5,66 @@ from __future__ import annotations
 from dragoman.config import Config
 from dragoman.config.schedule import formula
 from dragoman.report import units
-from dragoman.report.answer import Answer, Evidence, answer, not_recorded
-from dragoman.report.measures import (
-    RateCheck,
-    StepContent,
-    StepTimes,
-    TimeSplit,
-    last_step,
-    rate_check,
-    step_content,
-    step_times,
-    time_split,
-)
+from dragoman.report.answer import Answer
+from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, stop_reason
 from dragoman.report.read import RunRecord, number
 
-STOPS = {
-    "": "no stop event, so it is still running or was killed",
-    "max_steps": "all planned steps are done (max_steps)",
-    "patience": "no better validation score for too long (patience)",
-}
 
-
-def stop_in_words(reason: str) -> str:
-    return STOPS.get(reason, reason)
-
-
-# --- 1: duration -------------------------------------------------------------------------------------------
+def why_it_stopped(record: RunRecord) -> str:
+    words = {
+        "": "no stop event, so it is still running or was killed",
+        "max_steps": "all planned steps are done (max_steps)",
+        "patience": "no better validation score for too long (patience)",
+    }
+    return words.get(stop_reason(record), stop_reason(record))
 
 
 def duration(record: RunRecord) -> Answer:
-    split = time_split(record)
-    if split is None:
-        return not_recorded(1, record.why("events.jsonl", "has no start, or nothing after it"))
-    derivation = (
-        "Wall clock between the first start and the last stop in events.jsonl (without a stop: the last row written "
-        "anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the "
-        "seconds of their events; what is left is other: start-up, compilation, logging, steps after the last row."
-    )
-    return answer(1, duration_verdict(record, split), duration_evidence(record, split), "time_split", derivation)
-
-
-def duration_verdict(record: RunRecord, split: TimeSplit) -> str:
-    steps = last_step(record)
-    words = f"{units.duration(split.wall)} "
-    words += "from start to stop" if split.stop_reason else "so far (no stop event: still running, or killed)"
+    """Wall clock between the first start and the last stop in events.jsonl (without a stop: the last row written
+    anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
+    their events; what is left is other: start-up, compilation, logging, steps after the last row."""
+    split, steps = TimeSplit(record), last_step(record)
+    verdict = f"{units.duration(split.wall)} "
+    verdict += "from start to stop; " if split.stop_reason else "so far (no stop event: still running, or killed); "
     if split.training is None or steps is None:
-        words += "; how much of it was training is not recorded"
+        verdict += "how much of it was training is not recorded"
     else:
-        words += f"; {units.duration(split.training)} of it went into {units.plural(steps, 'training step')}"
-    if split.restarts:
-        words += f", {units.duration(split.lost)} were lost to {units.plural(split.restarts, 'restart')}"
-    return f"{words}."
-
-
-def duration_evidence(record: RunRecord, split: TimeSplit) -> Evidence:
-    steps, times = last_step(record), step_times(record)
-    parts = [(name, f"{units.duration(value)} ({units.percent(value / split.wall)})") for name, value in split.parts]
-    rows = [
+        verdict += f"{units.duration(split.training)} of it went into {units.plural(steps, 'training step')}"
+    evidence = [
         ("Start", units.moment(split.started)),
         ("Stop" if split.stop_reason else "Last sign of life", units.moment(split.ended)),
-        ("Why it stopped", stop_in_words(split.stop_reason)),
+        ("Why it stopped", why_it_stopped(record)),
         ("Wall clock", units.duration(split.wall)),
-        *parts,
+        *((name, f"{units.duration(value)} ({units.percent(value / split.wall)})") for name, value in split.parts),
         ("Steps (updates)", units.count(steps)),
+        ("Wall clock per step, everything included", units.duration(split.wall / steps if steps else None)),
     ]
-    if steps:
-        rows.append(("Wall clock per step, everything included", units.duration(split.wall / steps)))
     if split.restarts:
-        lost = split.lost_steps
-        worth = f", about {units.duration(lost * times.mean)} of work" if times and lost is not None else ""
-        rows.append(("Restarts", units.count(split.restarts)))
-        rows.append(("Steps lost and done again", f"{units.count(lost)}{worth}"))
-    return rows
-
-
-# --- 6: learning rate --------------------------------------------------------------------------------------
+        verdict += f", {units.duration(split.lost)} were lost to {units.plural(split.restarts, 'restart')}"
+        again = units.count(split.lost_steps)
+        if steps and split.training and split.lost_steps:
+            again += f", about {units.duration(split.lost_steps * split.training / steps)} of work"
+        evidence += [("Restarts", units.count(split.restarts)), ("Steps lost and done again", again)]
+    return Answer(1, f"{verdict}.", evidence, "time_split")
 
 
 def learning_rates(record: RunRecord) -> Answer:
-    check = rate_check(record)
-    if record.config is None or check is None:
-        file = "run.toml" if record.config is None else "metrics.jsonl"
-        return not_recorded(6, record.why(file, "has no train row with a learning rate"))
-    derivation = (
-        "The formula is evaluated from run.toml for every row of metrics.jsonl. The row of step s was written after "
-        "update number s, whose rate is lr(s-1). A relative deviation above 1e-5 counts as wrong."
-    )
-    verdict = f"{seen_shape(check)}; {obedience(check)}."
-    return answer(6, verdict, rate_evidence(record.config, check), "learning_rate", derivation)
+    """The formula is evaluated from run.toml for every row of metrics.jsonl. The row of step s was written after update
+    number s, whose rate is lr(s-1). A relative deviation above 1e-5 counts as wrong."""
+    check = RateCheck(record)
+    how_much = units.percent(check.deviation) if check.deviation >= 0.001 else f"{check.deviation:.1e}"
+    worst = f"{how_much} of the rate by the formula, at step {check.steps[check.worst]:,}"
+    alone = "the step alone; neither on BLEU nor on a plateau of the loss"
+    evidence = [
+        ("Policy and formula", formula(check.config)),
+        ("Rates compared with the formula", units.count(len(check.steps))),
+        ("Rates that do not obey it", units.count(len(check.wrong))),
+        ("Largest deviation", worst if check.deviation else "none"),
+        ("Depends on", f"{alone} (by the configuration; the log says otherwise)" if check.wrong else alone),
+    ]
+    if unseen := unfinished(check.config, check.steps[-1]):
+        evidence.append(("Part of the curve not reached", unseen))
+    return Answer(6, f"{seen_shape(check)}; {obedience(check)}.", evidence, "learning_rate")
 
 
 def seen_shape(check: RateCheck) -> str:
@@ -104,94 +76,49 @@ def seen_shape(check: RateCheck) -> str:
         return f"The rate rises from {units.rate(first)} to {end}"
     if first == peak:
         return f"The rate falls from {units.rate(first)} to {end}"
-    return (
-        f"The rate rises to {units.rate(peak)} at step {check.steps[check.logged.index(peak)]:,}, then falls to {end}"
-    )
+    top = check.steps[check.logged.index(peak)]
+    return f"The rate rises to {units.rate(peak)} at step {top:,}, then falls to {end}"
 
 
 def obedience(check: RateCheck) -> str:
     if not check.wrong:
         return f"all {len(check.steps)} logged rates follow from the step alone, neither from BLEU nor from a plateau"
-    at = check.worst
-    return (
-        f"{len(check.wrong)} of {len(check.steps)} logged rates do NOT obey the formula; the worst is step "
-        f"{check.steps[at]:,}: {units.rate(check.logged[at])} logged, {units.rate(check.expected[at])} by the formula"
-    )
-
-
-def rate_evidence(config: Config, check: RateCheck) -> Evidence:
-    deviation = abs(check.deviations[check.worst])
-    how_much = units.percent(deviation) if deviation >= 0.001 else f"{deviation:.1e}"
-    worst = f"{how_much} of the rate by the formula, at step {check.steps[check.worst]:,}" if deviation else "none"
-    alone = "the step alone; neither on BLEU nor on a plateau of the loss"
-    unseen = unfinished(config, check.steps[-1])
-    return [
-        ("Policy and formula", formula(config)),
-        ("Rates compared with the formula", units.count(len(check.steps))),
-        ("Rates that do not obey it", units.count(len(check.wrong))),
-        ("Largest deviation", worst),
-        ("Depends on", f"{alone} (by the configuration; the log says otherwise)" if check.wrong else alone),
-        *([("Part of the curve not reached", unseen)] if unseen else []),
-    ]
+    step, logged = check.steps[check.worst], check.logged[check.worst]
+    wrong = f"{len(check.wrong)} of {len(check.steps)} logged rates do NOT obey the formula"
+    rates = f"{units.rate(logged)} logged, {units.rate(check.formula(step - 1))} by the formula"
+    return f"{wrong}; the worst is step {step:,}: {rates}"
 
 
 def unfinished(config: Config, last: int) -> str:
     """What a run of `last` steps is too short to show; empty when it shows all."""
-    schedule = config.schedule
+    schedule, end = config.schedule, f"the log ends at step {last:,}"
     if last < schedule.warmup_steps:
-        return (
-            f"the log ends at step {last:,}, within the warm-up of {schedule.warmup_steps:,} steps: only the rise shows"
-        )
+        return f"{end}, within the warm-up of {schedule.warmup_steps:,} steps: only the rise shows"
     if schedule.policy in ("transformer", "fixed"):
         return ""
     over = schedule.begin_decay_at + (schedule.decay_steps or max(1, config.train.max_steps - schedule.begin_decay_at))
     if schedule.policy == "piecewise":
         over = max(schedule.boundaries) + 1
-    return f"the log ends at step {last:,}; the decay goes on to step {over:,}" if last < over else ""
-
-
-# --- 10: step ----------------------------------------------------------------------------------------------
+    return f"{end}; the decay goes on to step {over:,}" if last < over else ""
 
 
 def step(record: RunRecord) -> Answer:
-    times, content = step_times(record), step_content(record)
-    if times is None:
-        return not_recorded(10, record.why("metrics.jsonl", "has no train row with step_seconds"))
-    derivation = (
-        "step_seconds of a row of metrics.jsonl is a mean over the steps since the row before, so rows are weighed by "
-        "the steps they stand for. Median and 95th percentile are over such rows: a single slow step is averaged with "
-        "its neighbours. Source tokens follow from the ratio of the logged rates."
-    )
-    evidence = [("A step of this run", step_of_run(record)), *step_evidence(times, content)]
-    return answer(10, step_verdict(times, content), evidence, "step_time", derivation)
-
-
-def step_verdict(times: StepTimes, content: StepContent) -> str:
-    parts = {"pairs": content.pairs, "target tokens": content.target_tokens}
-    made_of = " and ".join(f"{value:,.0f} {noun}" for noun, value in parts.items() if value is not None)
-    words = "A step is one update of all weights" + (f", here from {made_of}" if made_of else "")
-    words += f"; an average one took {units.duration(times.mean)}"
+    """step_seconds of a row of metrics.jsonl is a mean over the steps since the row before, so rows are weighed by the
+    steps they stand for. Median and 95th percentile are over such rows: a single slow step is averaged with its
+    neighbours. Pairs and tokens a step are the sums of the last row over its step."""
+    times = StepTimes(record)
+    parts = {"pairs": times.pairs, "target tokens": times.target_tokens}
+    made_of = " and ".join(units.count(value, noun) for noun, value in parts.items() if value is not None)
+    verdict = "A step is one update of all weights" + (f", here from {made_of}" if made_of else "")
+    verdict += f"; an average one took {units.duration(times.mean)}"
     if times.mean_with_everything is not None:
-        words += f" ({units.duration(times.mean_with_everything)} with validation and checkpoints)"
-    return f"{words}."
-
-
-def step_of_run(record: RunRecord) -> str:
-    keys = ("world_size", "micro_batches", "rows_per_micro_batch", "rows_per_step")
-    ranks, micro, rows, total = (number(record.environment, key) for key in keys)
-    if ranks is None or micro is None:
-        return f"one update of all weights; ranks and micro-batches are {units.NOT_RECORDED}"
-    words = f"one update of all weights, from {units.plural(ranks, 'rank')} x "
-    words += units.plural(micro, "micro-batch", "micro-batches")
-    return words + (f" x {units.plural(rows, 'row')} = {units.plural(total, 'row')}" if rows and total else "")
-
-
-def step_evidence(times: StepTimes, content: StepContent) -> Evidence:
-    target_rate = None if content.target_tokens is None else content.target_tokens / times.mean
-    return [
-        ("Sentence pairs a step", units.count(content.pairs)),
-        ("Source tokens a step", units.count(content.source_tokens)),
-        ("Target tokens a step", units.count(content.target_tokens)),
+        verdict += f" ({units.duration(times.mean_with_everything)} with validation and checkpoints)"
+    target_rate = None if times.target_tokens is None else times.target_tokens / times.mean
+    evidence = [
+        ("A step of this run", step_of_run(record)),
+        ("Sentence pairs a step", units.count(times.pairs)),
+        ("Source tokens a step", units.count(times.source_tokens)),
+        ("Target tokens a step", units.count(times.target_tokens)),
         ("Mean step", units.duration(times.mean)),
         ("Median step", units.duration(times.median)),
         ("95th percentile", units.duration(times.p95)),
@@ -200,3 +127,13 @@ def step_evidence(times: StepTimes, content: StepContent) -> Evidence:
         ("Throughput", units.rough(target_rate, "target tokens/s")),
         ("Measured over", f"{units.plural(times.steps, 'step')} in {units.plural(times.rows, 'row')} of metrics"),
     ]
+    return Answer(10, f"{verdict}.", evidence, "step_time")
+
+
+def step_of_run(record: RunRecord) -> str:
+    keys = ("world_size", "micro_batches", "rows_per_micro_batch", "rows_per_step")
+    ranks, micro_batches, rows, total = (number(record.environment, key) for key in keys)
+    if not (ranks and micro_batches and rows and total):
+        return f"one update of all weights; ranks and micro-batches are {units.NOT_RECORDED}"
+    batches = f"{units.plural(ranks, 'rank')} x {units.plural(micro_batches, 'micro-batch', 'micro-batches')}"
+    return f"one update of all weights, from {batches} x {units.plural(rows, 'row')} = {units.plural(total, 'row')}"

@@ -14,41 +14,31 @@ def duration(seconds: float | None) -> str:
         return NOT_RECORDED
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    if seconds == 0:
-        return "0 s"
-    if seconds < 0.0995:
+    if 0 < seconds < 0.0995:
         return f"{significant(seconds * 1000)} ms"
     if seconds < 59.95:
         return f"{significant(seconds)} s"
-    return long_duration(round(seconds))
-
-
-def long_duration(seconds: int) -> str:
-    minutes, second = divmod(seconds, 60)
+    minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    if seconds < 3600:
+    if hours < 1:
         return f"{minute} min {second} s"
     if hours < 72:
         return f"{hours} h {minute} min {second} s"
-    days, hour = divmod(hours, 24)
-    return f"{days} d {hour} h {minute} min"
+    return f"{hours // 24} d {hours % 24} h {minute} min"
 
 
-def significant(value: float, digits: int = 3) -> str:
+def significant(value: float) -> str:
     """Three digits that say something, none of them as an exponent: 0.291, 4.10, 12.3, 1,234."""
-    if value == 0:
-        return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:,.{decimals}f}" if abs(rounded) < 10**digits else f"{value:,.0f}"
+    rounded = float(f"{value:.2e}")
+    if rounded == 0 or abs(rounded) >= 1000:
+        return f"{value:,.0f}"
+    return f"{rounded:.{2 - math.floor(math.log10(abs(rounded)))}f}"
 
 
 def size(num_bytes: float | None) -> str:
     """'730.6 MB (696.7 MiB)': 10^6 and 2^20 bytes. Both, because their confusion made two reports disagree."""
-    if num_bytes is None:
-        return NOT_RECORDED
-    if abs(num_bytes) < 1000:
-        return f"{num_bytes:,.0f} bytes"
+    if num_bytes is None or abs(num_bytes) < 1000:
+        return count(num_bytes, "bytes")
     if abs(num_bytes) < 999_950:
         return f"{num_bytes / 1e3:.1f} kB ({num_bytes / 2**10:.1f} KiB)"
     if abs(num_bytes) < 1e10:
@@ -63,9 +53,7 @@ def decimal_size(num_bytes: float) -> str:
 
 def count(number: float | None, noun: str = "") -> str:
     """'60,880,896 parameters'."""
-    if number is None:
-        return NOT_RECORDED
-    return f"{number:,.0f} {noun}".rstrip()
+    return NOT_RECORDED if number is None else f"{number:,.0f} {noun}".rstrip()
 
 
 def plural(number: float, noun: str, many: str = "") -> str:
@@ -77,10 +65,9 @@ def rough(number: float | None, noun: str = "") -> str:
     """'13.2 thousand target tokens/s', '60.9 million parameters'."""
     if number is None:
         return NOT_RECORDED
-    for limit, word in ((1e9, "billion"), (1e6, "million"), (1e4, "thousand")):
+    for limit, scale, word in ((1e9, 1e9, "billion"), (1e6, 1e6, "million"), (1e4, 1e3, "thousand")):
         if abs(number) >= limit * 0.9995:
-            factor = 1e3 if word == "thousand" else limit
-            return f"{significant(number / factor)} {word} {noun}".rstrip()
+            return f"{significant(number / scale)} {word} {noun}".rstrip()
     return f"{significant(number)} {noun}".rstrip()
 
 
@@ -88,14 +75,12 @@ def percent(share: float | None) -> str:
     """'82.4 %'; what is there but rounds to nothing is '<0.1 %'."""
     if share is None:
         return NOT_RECORDED
-    if 0 < abs(share) < 0.0005:
-        return "<0.1 %" if share > 0 else ">-0.1 %"
-    return f"{share * 100:.1f} %"
+    return "<0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
 
 
-def rate(value: float | None) -> str:
+def rate(value: float) -> str:
     """A learning rate: '0.000988', '1.24e-7'."""
-    return NOT_RECORDED if value is None else f"{value:.3g}".replace("e-0", "e-")
+    return f"{value:.3g}".replace("e-0", "e-")
 
 
 def link_speed(mbit: float | None) -> str:
@@ -105,10 +90,8 @@ def link_speed(mbit: float | None) -> str:
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
 
 
-def moment(time: float | None) -> str:
+def moment(time: float) -> str:
     """'2026-11-15 09:30:00 UTC'."""
-    if time is None:
-        return NOT_RECORDED
     try:
         return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):  # milliseconds where seconds belong, or worse

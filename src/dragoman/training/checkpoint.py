@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dragoman import runs
 from dragoman.config.schema import Checkpoint
@@ -41,7 +41,7 @@ def save(
     with runs.new_folder(run.checkpoint(state.step)) as fresh:
         model_folder.write_model(fresh, state.model.state_dict(), description, vocabulary)
         moments = optim.moments(state.optimizer, state.model)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in moments.items()}, fresh / OPTIMIZER)
+        model_folder.write_tensors(fresh / OPTIMIZER, moments)
         runs.write_json(fresh / TRAINING, state.numbers() | identity)
         return runs.write_manifest(fresh, {"step": state.step, "time": round(time.time(), 3), "scores": scores})
 

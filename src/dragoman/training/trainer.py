@@ -80,7 +80,7 @@ class Trainer:
         model.init_weights(config.run.seed)
         model.to(mesh.device)
         self.state = TrainState(model, optim.build(model, config.train))
-        self.objective = SequenceLoss(model, config.train.label_smoothing)
+        self.objective = SequenceLoss(model, config.train.label_smoothing, compiled=self.compiled)
         self.description = Description(
             config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
         )
@@ -155,9 +155,9 @@ class Trainer:
         row = self.row(totals, rate, grad_norm)
         if self.metrics:
             self.metrics.write(row)
-        detail = f"loss {totals.loss:.3f}, lr {rate:.2e}, {row['target_tokens_per_s']:,.0f} target tokens/s"
+        detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
-        log.info("step %d: %s, %.3f s a step", state.step, detail, row["step_seconds"])
+        log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
         if totals.stop and not self.last:
             self.save()
             return "interrupted"
