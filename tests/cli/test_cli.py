@@ -127,12 +127,14 @@ def test_ctrl_c_keeps_what_was_learnt(prepared, tmp_path):
 
     config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=1")
     command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), "--nproc", "2"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while not runs.read_rows(tmp_path / "run" / "metrics.jsonl") and time.monotonic() < deadline:
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--resume" in said
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
     assert (stop["event"], stop["reason"]) == ("stop", "interrupted")
     saved = runs.checkpoint_folders(runs.RunFolder(tmp_path / "run"))

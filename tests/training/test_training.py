@@ -14,7 +14,9 @@ from support import as_overrides, dragoman, tiny_config
 from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import DataError, RunError, TrainingError
+from dragoman.parallel.mesh import joined
 from dragoman.training.checkpoint import newest_sound
+from dragoman.training.trainer import Trainer
 
 
 def weights(run, step):
@@ -124,19 +126,41 @@ def test_another_corpus_or_batch_cannot_be_resumed(prepared, tmp_path):
         train(tiny_config(prepared.folder, run, "run.seed=9", "train.max_steps=4"), resume=True)
 
 
-def test_last_and_best_checkpoints_are_kept(prepared, tmp_path):
-    run = tmp_path / "run"
-    config = tiny_config(
-        prepared.folder, run, "train.max_steps=10", "checkpoint.every=2", "validation.every=2", "checkpoint.keep_last=2",
-        "checkpoint.keep_best=1", "checkpoint.metric=loss", "schedule.policy=piecewise", "schedule.learning_rate=0.001",
-        "schedule.boundaries=[4]", "schedule.factors=[300.0]", "train.clip_norm=0.0", "train.log_every=1", "schedule.warmup_steps=0",
-    )  # fmt: skip
-    train(config)
-    valid = {row["step"]: row["loss"] for row in runs.read_rows(run / "metrics.jsonl") if row["kind"] == "valid"}
-    best = min(valid, key=lambda step: valid[step])
-    assert best == 4, "the huge learning rate after step 4 must have made it worse"
-    assert [runs.step_of(path) for path in runs.checkpoint_folders(runs.RunFolder(run))] == [4, 8, 10]
-    assert runs.best_checkpoints(runs.RunFolder(run), "loss")[0].name == runs.step_name(4)
+class Scripted:
+    """A task that gives the scores it was told to."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def run(self, moment):
+        return {"bleu": self.scores[moment.step]}
+
+
+def train_with_scores(config, data, scores):
+    with joined("cpu", 60) as mesh:
+        trainer = Trainer(config, data, mesh, [Scripted(scores)], "test", runs.silent)
+        trainer.begin(resume=False)
+        return trainer.run()
+
+
+SCORES = {2: 1.0, 4: 9.0, 6: 3.0, 8: 2.0, 10: 4.0}
+
+
+@pytest.mark.parametrize(("keep_best", "kept"), [(0, [8, 10]), (1, [4, 8, 10]), (2, [4, 8, 10]), (3, [4, 6, 8, 10])])
+def test_last_and_best_checkpoints_are_kept(prepared, tmp_path, keep_best, kept):
+    run = runs.RunFolder(tmp_path / "run")
+    keep = ["checkpoint.every=2", "validation.every=2", "checkpoint.keep_last=2", f"checkpoint.keep_best={keep_best}"]
+    train_with_scores(tiny_config(prepared.folder, run.path, "train.max_steps=10", *keep), prepared, SCORES)
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(run)] == kept
+    if keep_best:
+        assert [runs.step_of(path) for path in runs.best_checkpoints(run, "bleu")][:2] == [4, 10]
+
+
+def test_a_better_score_is_saved_even_when_no_checkpoint_is_due(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    keep = ["checkpoint.every=100", "validation.every=2", "checkpoint.keep_last=1"]
+    train_with_scores(tiny_config(prepared.folder, run.path, "train.max_steps=10", *keep), prepared, SCORES)
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(run)] == [4, 10]
 
 
 def test_a_checkpoint_is_whole_small_and_without_pickle(prepared, tmp_path):
@@ -153,16 +177,12 @@ def test_a_checkpoint_is_whole_small_and_without_pickle(prepared, tmp_path):
 
 
 def test_patience_stops_a_run(prepared, tmp_path):
-    run = tmp_path / "run"
-    train(
-        tiny_config(
-            prepared.folder, run, "train.max_steps=40", "validation.every=2", "validation.patience=2", "checkpoint.metric=loss",
-            "schedule.learning_rate=1e-12",
-        )
-    )  # fmt: skip
-    stop = runs.read_rows(run / "events.jsonl")[-1]
-    assert (stop["event"], stop["reason"]) == ("stop", "patience")
-    assert stop["step"] < 40
+    config = tiny_config(
+        prepared.folder, tmp_path / "run", "train.max_steps=10", "validation.every=2", "validation.patience=2"
+    )
+    assert train_with_scores(config, prepared, SCORES) == "patience"
+    stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
+    assert (stop["event"], stop["reason"], stop["step"]) == ("stop", "patience", 8)
 
 
 def test_divergence_is_said_in_words(prepared, tmp_path):

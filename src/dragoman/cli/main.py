@@ -78,7 +78,7 @@ def train(
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
-    from dragoman.cli import progress, stages
+    from dragoman.cli import progress, stages, tell
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
@@ -91,9 +91,11 @@ def train(
         if processes > 1:
             raise typer.Exit(launch(processes, arguments))
     with progress.shown() as shown:
-        folder = stages.train(config, resume=resume, progress=shown)
+        reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":
-        print(f"trained: {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
+        tell.trained(config.run.folder, run_file, reason)
+    if reason == "interrupted":
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from dragoman import __version__, runs
 from dragoman.config import Config
@@ -33,8 +32,9 @@ def check_ready(config: Config, *, resume: bool) -> PreparedData:
     return data
 
 
-def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> Path:
-    """Train in this process, together with the other ranks when a launcher started several; returns the run folder."""
+def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:
+    """Train in this process, together with the other ranks when a launcher started several. Returns the reason for
+    stopping: max_steps, patience or interrupted."""
     with joined(config.train.device, config.train.timeout_seconds) as mesh:
         data = PreparedData(config.data.folder)
         task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
@@ -42,8 +42,7 @@ def train(config: Config, *, resume: bool = False, progress: runs.Progress = run
         trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent)
         trainer.begin(resume=resume)
         write_log(folder, mesh)
-        trainer.run()
-        return folder.path
+        return trainer.run()
 
 
 def write_log(folder: runs.RunFolder, mesh: Mesh) -> None:

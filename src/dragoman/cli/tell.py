@@ -21,6 +21,13 @@ def part_line(part: dict[str, Any]) -> str:
     return f"{text}; dropped: {drops}" if drops else text
 
 
+def trained(folder: str, run_file: str, reason: str) -> None:
+    if reason == "interrupted":
+        print(f"interrupted, with a checkpoint: {folder}\nnext: dragoman train {run_file} --resume")
+    else:
+        print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
+
+
 def scores(result: dict[str, Any]) -> None:
     step = f", step {result['step']:,}" if result["step"] is not None else ""
     test_set = f"{result['sentences']:,} sentences of {result['test_set']}"

@@ -21,6 +21,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Row = list[int]  # indices of the pairs in one row
 
+LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
+
 
 class Position(NamedTuple):
     """Where the next row comes from: constant size, constant time to restore, valid for any number of ranks."""
@@ -43,32 +45,39 @@ class Packing:
 
 
 def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row]:
-    """Rows of pairs, longest pairs first, each into the fullest row that still holds it on both sides."""
+    """Rows of pairs, longest pairs first, each into the row with the fewest free target slots that holds both sides."""
     needs = np.maximum(source_lengths, target_lengths)
     assert needs.size == 0 or int(needs.max()) <= width, "a pair is longer than a row"
+    sources, targets = source_lengths.tolist(), target_lengths.tolist()
     rows: list[Row] = []
-    left: list[list[int]] = []  # free source and target slots of every row
-    rows_by_free: list[list[int]] = [[] for _ in range(width + 1)]  # free = the scarcer side
+    free_source: list[int] = []
+    rows_by_free_target: list[list[int]] = [[] for _ in range(width + 1)]
     for pair in np.argsort(-needs, kind="stable").tolist():
-        source, target = int(source_lengths[pair]), int(target_lengths[pair])
-        row = fullest_row(rows_by_free, max(source, target))
+        row, free_target = take_row(rows_by_free_target, free_source, sources[pair], targets[pair])
         if row is None:
-            row = len(rows)
+            row, free_target = len(rows), width
             rows.append([])
-            left.append([width, width])
+            free_source.append(width)
         rows[row].append(pair)
-        left[row][0] -= source
-        left[row][1] -= target
-        rows_by_free[min(left[row])].append(row)
+        free_source[row] -= sources[pair]
+        rows_by_free_target[free_target - targets[pair]].append(row)
     return rows
 
 
-def fullest_row(rows_by_free: list[list[int]], need: int) -> int | None:
-    """Take out the row with the least free space that is still enough; None when there is none."""
-    for free in range(need, len(rows_by_free)):
-        if rows_by_free[free]:
-            return rows_by_free[free].pop()
-    return None
+def take_row(
+    rows_by_free_target: list[list[int]], free_source: list[int], source: int, target: int
+) -> tuple[int | None, int]:
+    """Take out the best row and say how many target slots it has free; None when no row is found. Of rows that are
+    equally full only some are looked at, so that the time stays in proportion to the pairs."""
+    for free_target in range(target, len(rows_by_free_target)):
+        candidates = rows_by_free_target[free_target]
+        for place in range(len(candidates) - 1, max(-1, len(candidates) - 1 - LOOK_AT), -1):
+            if free_source[candidates[place]] >= source:
+                row = candidates[place]
+                candidates[place] = candidates[-1]
+                candidates.pop()
+                return row, free_target
+    return None, 0
 
 
 def rows_from(

@@ -222,19 +222,16 @@ class Trainer:
             self.metrics.write({"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
         self.event("validation", seconds=seconds)
         bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
-        self.progress(
-            "validation",
-            self.state.step,
-            self.config.train.max_steps,
-            f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)",
-        )
+        detail = f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)"
+        self.progress("validation", self.state.step, self.config.train.max_steps, detail)
         return self.is_best(scores)
 
     def is_best(self, scores: dict[str, Any]) -> bool:
         metric = self.config.checkpoint.metric
         if metric not in scores:
             return False
-        if checkpoint.better(scores[metric], self.state.best.get("score"), metric):
+        best = self.state.best.get("score") if self.state.best.get("metric") == metric else None
+        if checkpoint.better(scores[metric], best, metric):
             self.state.best = {"metric": metric, "score": scores[metric], "step": self.state.step}
             self.state.stale_validations = 0
             return True
@@ -245,12 +242,9 @@ class Trainer:
         """The main rank writes; the others wait, so that nobody runs ahead of a checkpoint that may fail."""
         if self.mesh.is_main:
             start = time.perf_counter()
-            step, scores = self.validated
-            numbers = (
-                {key: value for key, value in scores.items() if isinstance(value, float)}
-                if step == self.state.step
-                else {}
-            )
+            step, validated = self.validated
+            scores = validated if step == self.state.step else {}
+            numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
             written = checkpoint.save(
                 self.folder, self.state, self.description, self.data.vocabulary.path, self.identity(), numbers
             )
