@@ -3,7 +3,8 @@
     python bench/step.py [--preset tiny] [--pairs 20000] [--tokens 4096] [--rounds 3]
 
 Both sides pass over the same pairs once to warm up, then take turns, so that noise of the machine hits both alike. Prints
-a table and, as its last line, one JSON object. Tokens are real target tokens, padding not counted.
+a table and, as its last line, one JSON object. Tokens are real target tokens, padding not counted. `nn.Transformer` has one
+dropout for everything, so it also pays for dropout on attention weights and inside the feed-forward layers.
 """
 
 from __future__ import annotations

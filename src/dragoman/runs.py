@@ -6,7 +6,7 @@ runs/<name>/
   data.json           manifest of the prepared data   metrics.jsonl     one row per logged step or validation
   events.jsonl        start, resume, spans, end       telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
   log/rank-000.log    tensorboard/                    translations/step-00010000.txt
-  checkpoints/step-00010000/                          scores.json  report.html  report.md
+  checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.translations = self.path / "translations"
         self.checkpoints = self.path / "checkpoints"
+        self.figures = self.path / "figures"
         self.report_html = self.path / "report.html"
         self.report_markdown = self.path / "report.md"
 

@@ -123,10 +123,22 @@ def test_both_files_are_written_into_the_run_folder(story: Write) -> None:
     folder = story()
     before = {path.name for path in folder.iterdir()}
     assert write_report(folder) == (folder / "report.html", folder / "report.md")
-    assert {path.name for path in folder.iterdir()} - before == {"report.html", "report.md"}
+    assert {path.name for path in folder.iterdir()} - before == {"report.html", "report.md", "figures"}
 
 
 def test_reading_a_run_starts_fast_and_without_torch() -> None:
     heavy = "{'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules)"
     code = f"import sys, dragoman.report; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_figures_of_the_markdown_are_whole_files_beside_it(story: Write) -> None:
+    from xml.etree import ElementTree
+
+    folder = story()
+    _, markdown = write_report(folder)
+    links = re.findall(r"!\[[^]]*\]\(([^)]*)\)", markdown.read_text(encoding="utf-8"))
+    assert len(links) == len(set(links)) >= 9
+    for link in links:
+        svg = ElementTree.parse(folder / link).getroot()
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg"

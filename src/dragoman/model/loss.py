@@ -86,9 +86,9 @@ class SmoothedSums(torch.autograd.Function):
                     weight_gradient += gradient_PV.t() @ hidden_PD
                     weight_gradient.index_add_(0, targets_P, (pull_P1 * hidden_PD).to(weight_gradient.dtype))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
-        loss, nll = sums.unbind()
+        loss, nll = sums[0].clone(), sums[1].clone()
         ctx.mark_non_differentiable(nll)
-        return loss.clone(), nll.clone()
+        return loss, nll
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

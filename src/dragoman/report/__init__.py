@@ -23,14 +23,18 @@ def diagnose(run: str | Path) -> list[Answer]:
 
 
 def write_report(run: str | Path) -> tuple[Path, Path]:
-    """Write report.html and report.md into the run folder."""
-    from dragoman.report.render import render_html, render_markdown  # jinja2 and matplotlib only when needed
+    """Write report.html, and report.md with its figures, into the run folder."""
+    from dragoman.report.charts import draw_all, standalone  # jinja2 and matplotlib only when needed
+    from dragoman.report.render import render_html, render_markdown
 
     record = load_run(run)
     html, markdown = record.folder.report_html, record.folder.report_markdown
+    figures = draw_all(record)
     try:
-        write_text(html, render_html(record))
-        write_text(markdown, render_markdown(record))
+        write_text(html, render_html(record, figures))
+        write_text(markdown, render_markdown(record, figures))
+        for name, svg in figures.items():
+            write_text(record.folder.figures / f"{name}.svg", standalone(svg))
     except OSError as error:
         raise RunError(f"{record.folder.path}: cannot write the report there ({error.strerror})") from error
     return html, markdown

@@ -66,6 +66,12 @@ def inline(figure: Figure, name: str, label: str) -> str:
     return svg.replace(INK, "currentColor")
 
 
+def standalone(svg: str) -> str:
+    """The same figure as a file of its own: with its name spaces, on paper of its own."""
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return svg.replace("<svg", f'<svg {spaces} style="background: white; color: #1b1f24"', 1)
+
+
 def over_steps(axes: Axes, unit: str, ticks: int = 6) -> Axes:
     axes.set(xlabel="step (updates done)", ylabel=unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -17,13 +17,18 @@ from dragoman.report.questions import answers, links
 from dragoman.report.read import RunRecord, number, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
 
-
-def render_html(record: RunRecord) -> str:
-    return template("report.html.j2").render(page(record), figures=draw_all(record))
+Figures = dict[str, str]
 
 
-def render_markdown(record: RunRecord) -> str:
-    return template("report.md.j2").render(page(record)) + "\n"
+def render_html(record: RunRecord, figures: Figures | None = None) -> str:
+    """Figures that are drawn already may be handed in."""
+    return template("report.html.j2").render(page(record), figures=figures or draw_all(record))
+
+
+def render_markdown(record: RunRecord, figures: Figures | None = None) -> str:
+    """The figures are files of their own here, in a folder beside it."""
+    shown = {"figures": figures or draw_all(record), "folder": record.folder.figures.name}
+    return template("report.md.j2").render(page(record), **shown) + "\n"
 
 
 def template(name: str) -> Template:
