@@ -115,6 +115,8 @@ def damage(folder: Path) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"] or digest(path) != expected["sha256"]:
                 return f"{name} is not as it was written (size or checksum)"
+    except OSError as error:  # a failing disk answers with an error rather than with wrong bytes
+        return f"cannot be read ({error})"
     except (RunError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({error})"
     return None
@@ -166,7 +168,11 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole."""
+    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole.
+    A folder that was there goes out of the way for a moment and is removed last."""
+    path = path.resolve()  # a link is followed, not replaced
+    if path.is_mount():
+        raise RunError(f"{path}: is a mount point and cannot be replaced by a new folder; name a folder inside it")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     temporary.mkdir()
@@ -176,10 +182,11 @@ def new_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 sync_path(file)
         sync_path(temporary)
-        if path.exists():
-            shutil.rmtree(path)
+        old = path.rename(temporary.with_suffix(".old")) if path.exists() else None
         temporary.rename(path)
         sync_path(path.parent)
+        if old:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

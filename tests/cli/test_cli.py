@@ -1,7 +1,10 @@
 """The command line as a user meets it: fast to answer, one line for a mistake, exit code 2, nothing lost."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from support import as_overrides, dragoman, tiny_config
@@ -120,21 +123,21 @@ def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
     assert (tmp_path / "run" / "report.md").is_file()
 
 
-def test_ctrl_c_keeps_what_was_learnt(prepared, tmp_path):
-    """SIGTERM while training over two ranks: a checkpoint, a stop event, and a run that can be resumed."""
-    import signal
-    import time
-
-    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=1")
-    command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), "--nproc", "2"]
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [(["--nproc", "1"], 1), (["--nproc", "2"], 2), (["--nproc", "2", "--engine", "ray"], 2)]
+)
+def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher, ranks):
+    """SIGTERM in the middle: a checkpoint long before the next row is due, a stop event, and a run that can be resumed."""
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=100000")
+    command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
-        while not runs.read_rows(tmp_path / "run" / "metrics.jsonl") and time.monotonic() < deadline:
+        while not list((tmp_path / "run" / "telemetry").glob("*")) and time.monotonic() < deadline:
             time.sleep(0.2)
+        time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "--resume" in said
+        process.communicate(timeout=120)
+    assert process.returncode == (130 if ranks == 1 else 128 + signal.SIGTERM)
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
     assert (stop["event"], stop["reason"]) == ("stop", "interrupted")
     saved = runs.checkpoint_folders(runs.RunFolder(tmp_path / "run"))
@@ -142,10 +145,29 @@ def test_ctrl_c_keeps_what_was_learnt(prepared, tmp_path):
     assert runs.damage(saved[-1]) is None
 
 
+BREAK_RANK_1 = """
+import os
+if os.environ.get("RANK") == "1":
+    from dragoman.training.window import Window
+    def fail(self, *arguments):
+        raise OSError(5, "Input/output error", "/a/bad/disk")
+    Window.add = fail
+"""
+
+
+def test_the_rank_that_failed_is_heard_not_those_that_lost_it(prepared, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BREAK_RANK_1, encoding="utf-8")
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=4")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = dragoman("train", "tiny", *as_overrides(config), "--nproc", "2", check=False, env=environment)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.strip().splitlines()[-1] == "dragoman: [Errno 5] Input/output error: '/a/bad/disk'"
+    assert "Traceback" not in result.stderr
+    assert "Input/output error" in (tmp_path / "run" / "log" / "rank-001.log").read_text(encoding="utf-8")
+
+
 def test_a_full_disk_is_one_line_and_old_checkpoints_stay(prepared, tmp_path):
     """A small file system of our own fills up while the second checkpoint is written."""
-    import os
-
     disk = tmp_path / "disk"
     disk.mkdir()
     if (

@@ -46,6 +46,19 @@ def test_warm_up_is_linear_and_the_floor_holds(policy):
 
 
 @pytest.mark.parametrize("policy", DECAYING)
+def test_no_jump_where_the_warm_up_ends(policy):
+    rate = rate_of(
+        f"schedule.policy={policy}",
+        "schedule.learning_rate=0.1",
+        "schedule.warmup_steps=400",
+        "schedule.min_learning_rate=0.01",
+    )
+    assert rate(399) == pytest.approx(0.1)
+    assert rate(400) == pytest.approx(0.1)
+    assert rate(1000) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("policy", DECAYING)
 def test_decays_from_the_highest_to_the_lowest(policy):
     rate = rate_of(
         f"schedule.policy={policy}",

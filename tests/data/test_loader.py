@@ -34,13 +34,14 @@ def test_validation_sees_each_pair_once_whatever_the_ranks(prepared, world):
     data = prepared.encoded("valid")
     seen = []
     for rank in range(world):
-        for batch, pairs in once(data, 64, 4, rank, world):
+        for batch, pairs in once(data, 64, 256, rank, world):
             sentences = [
                 tuple(batch.target_out[row][batch.target_segment[row] == segment].tolist())
                 for row in range(len(batch.target_out))
                 for segment in range(1, int(batch.target_segment[row].max()) + 1)
             ]
             assert len(sentences) == pairs
+            assert batch.target_out.numel() <= 256
             seen += sentences
     assert sorted(seen) == sorted(tuple(data.target.sentence(index).tolist()) for index in range(len(data)))
 

@@ -17,6 +17,7 @@ from dragoman.errors import DataError, RunError, TrainingError
 from dragoman.parallel.mesh import joined
 from dragoman.training.checkpoint import newest_sound
 from dragoman.training.trainer import Trainer
+from dragoman.translate.translator import find_model
 
 
 def weights(run, step):
@@ -115,6 +116,20 @@ def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(prepared, tmp_pa
         (checkpoint / "model.safetensors").unlink()
     with pytest.raises(RunError, match="every checkpoint is damaged"):
         train(tiny_config(prepared.folder, run, "train.max_steps=8"), resume=True)
+
+
+def test_damaged_checkpoints_do_not_push_out_sound_ones(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    keep = ["checkpoint.every=2", "checkpoint.keep_last=2", "checkpoint.keep_best=0"]
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=8", *keep, "checkpoint.keep_last=9"))
+    for step in (6, 8):
+        (run.checkpoint(step) / "model.safetensors").write_bytes(b"torn")
+    (run.checkpoints / "step-00000009.abc.partial").mkdir()
+    assert find_model(run.path) == run.checkpoint(4)
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=6", *keep), resume=True)
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(run)] == [4, 6]
+    assert all(runs.damage(path) is None for path in runs.checkpoint_folders(run))
+    assert not list(run.checkpoints.glob("*.partial"))
 
 
 def test_another_corpus_or_batch_cannot_be_resumed(prepared, tmp_path):

@@ -99,3 +99,14 @@ def test_batches_hold_everything_once_within_their_budget():
     made = list(batches(sources, 64))
     assert sorted(index for batch in made for index in batch) == list(range(50))
     assert all(len(batch) * max(len(sources[index]) for index in batch) <= 64 for batch in made)
+
+
+def test_a_broken_model_ends_too(prepared, sources):
+    model = Transformer(
+        Model(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, d_ff=16), len(prepared.vocabulary)
+    )
+    model.init_weights(1)
+    with torch.no_grad():
+        model.embedding.weight.fill_(float("nan"))
+    assert [hypotheses[0].ids for hypotheses in beam_search(model.eval(), sources[:3], SECTION)] == [[], [], []]
+    assert Translator(model, prepared.vocabulary, SECTION).translate(["Anything."]) == [""]

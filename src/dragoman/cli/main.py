@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import traceback
@@ -84,10 +83,10 @@ def train(
 
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
-        processes = nproc or max(1, visible_gpus(config.train.device))
         arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
         if engine is Engine.ray:
-            raise typer.Exit(launch_on_ray(processes, arguments, gpus=visible_gpus(config.train.device) > 0))
+            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device))
+        processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1:
             raise typer.Exit(launch(processes, arguments))
     with progress.shown() as shown:
@@ -216,12 +215,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         sys.exit(141)
     except OSError as error:  # a full disk, a folder without permission
-        logging.getLogger("dragoman").debug("the error of the operating system", exc_info=True)
         fail(f"dragoman: {error}", 2)
     except Exception:
         if "RANK" not in os.environ:
             raise
-        logging.getLogger("dragoman").exception("this rank failed")
         fail(f"dragoman: rank {os.environ['RANK']} failed: {traceback.format_exc()}", 1)
 
 

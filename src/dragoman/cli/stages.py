@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from dragoman import __version__, runs
 from dragoman.config import Config
@@ -11,7 +14,7 @@ from dragoman.data.prepare import prepare as prepare_data
 from dragoman.errors import RunError
 from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
-from dragoman.parallel.mesh import Mesh, joined
+from dragoman.parallel.mesh import joined
 from dragoman.training.facts import occupied
 from dragoman.training.trainer import Trainer
 
@@ -41,14 +44,24 @@ def train(config: Config, *, resume: bool = False, progress: runs.Progress = run
         folder = runs.RunFolder(config.run.folder)
         trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent)
         trainer.begin(resume=resume)
-        write_log(folder, mesh)
-        return trainer.run()
+        with logging_to(folder.log(mesh.rank)):
+            return trainer.run()
 
 
-def write_log(folder: runs.RunFolder, mesh: Mesh) -> None:
-    """Log lines of this rank go to its own file."""
-    folder.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder.log(mesh.rank), encoding="utf-8")
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Log lines of this rank go to its own file while the block runs, and stay there when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logger = logging.getLogger("dragoman")
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("dragoman").addHandler(handler)
-    logging.getLogger("dragoman").setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException:
+        logger.exception("this rank stops here")
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -16,7 +16,7 @@ def learning_rate(config: Config) -> LearningRate:
     schedule = config.schedule
     if schedule.policy == "transformer":
         return lambda step: transformer(step, schedule, config.model.d_model)
-    decay_steps = schedule.decay_steps or max(1, config.train.max_steps - schedule.begin_decay_at)
+    decay_steps = decay_length(config)
     shape = {
         "fixed": fixed,
         "piecewise": piecewise,
@@ -40,9 +40,18 @@ def warmed_up(step: int, schedule: Schedule, rate: float) -> float:
     return max(rate, schedule.min_learning_rate)
 
 
+def decay_begin(schedule: Schedule) -> int:
+    """Decay does not begin before the warm-up is over: the curve has no jump."""
+    return max(schedule.begin_decay_at, schedule.warmup_steps)
+
+
+def decay_length(config: Config) -> int:
+    return config.schedule.decay_steps or max(1, config.train.max_steps - decay_begin(config.schedule))
+
+
 def progress(step: int, schedule: Schedule, decay_steps: int) -> float:
     """Decay done so far: 0 before it begins, 1 when it is over."""
-    return min(max(step - schedule.begin_decay_at, 0) / decay_steps, 1.0)
+    return min(max(step - decay_begin(schedule), 0) / decay_steps, 1.0)
 
 
 def fixed(step: int, schedule: Schedule, decay_steps: int) -> float:
@@ -55,7 +64,7 @@ def piecewise(step: int, schedule: Schedule, decay_steps: int) -> float:
 
 
 def exponential(step: int, schedule: Schedule, decay_steps: int) -> float:
-    periods = max(step - schedule.begin_decay_at, 0) / decay_steps
+    periods = max(step - decay_begin(schedule), 0) / decay_steps
     return schedule.learning_rate * math.pow(
         schedule.decay_rate, math.floor(periods) if schedule.staircase else periods
     )
@@ -88,7 +97,7 @@ def formula(config: Config) -> str:
             f"min((s+1) * {schedule.warmup_steps}^-1.5, (s+1)^-0.5): it {warmup} to {peak:.3g}, "
             "then falls with the inverse square root of the step"
         )
-    decay_steps = schedule.decay_steps or max(1, config.train.max_steps - schedule.begin_decay_at)
+    decay_steps = decay_length(config)
     shapes = {
         "fixed": "stays there",
         "piecewise": f"is multiplied by {list(schedule.factors)} from steps {list(schedule.boundaries)} on",

@@ -156,7 +156,7 @@ class Schedule(Section):
     min_learning_rate: NonNegative = 0.0
     """Floor: the rate never falls below it after the warm-up."""
     begin_decay_at: Count = 0
-    """Step at which the decay begins (exponential, polynomial, cosine, inverse_polynomial)."""
+    """Step at which the decay begins (exponential, polynomial, cosine, inverse_polynomial); not before the warm-up ends."""
     decay_steps: Count = 0
     """Steps the decay takes; 0: until train.max_steps."""
     decay_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1

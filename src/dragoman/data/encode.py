@@ -111,8 +111,13 @@ def read_encoded(folder: Path, part: str, vocabulary_size: int) -> Encoded:
     dtype = id_type(vocabulary_size)
     sides = []
     for name in SIDES:
-        ends = np.load(folder / f"{part}.{name}.ends.npy", allow_pickle=False)
         path = folder / f"{part}.{name}.ids"
+        try:
+            ends = np.load(folder / f"{part}.{name}.ends.npy", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{folder}: the index of {path.name} is damaged ({error}); prepare again with --force"
+            ) from None
         if not len(ends) or path.stat().st_size != ends[-1] * np.dtype(dtype).itemsize:
             raise DataError(f"{path}: not as long as its index says; prepare the data again with --force")
         sides.append(Side(np.memmap(path, dtype=dtype, mode="r"), ends))

@@ -102,11 +102,12 @@ def steps(data: Encoded, packing: Packing, share: Share, position: Position) -> 
         )
 
 
-def once(data: Encoded, width: int, rows_per_batch: int, rank: int, world: int) -> Iterator[tuple[Batch, int]]:
+def once(data: Encoded, width: int, slots: int, rank: int, world: int) -> Iterator[tuple[Batch, int]]:
     """This rank's share of every pair exactly once, with the number of pairs in each batch: for validation.
-    Rows are as wide as the longest pair needs. The last batch is filled with empty rows."""
+    Rows are as wide as the longest pair needs, and as many as `slots` hold; the last batch is filled with empty ones."""
     source_lengths, target_lengths = data.source.lengths, data.target.lengths
     width = max(width, int(source_lengths.max()), int(target_lengths.max()))
+    rows_per_batch = max(1, slots // width)
     mine = best_fit(source_lengths, target_lengths, width)[rank::world]
     for start in range(0, len(mine), rows_per_batch):
         rows = mine[start : start + rows_per_batch]

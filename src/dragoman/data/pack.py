@@ -6,7 +6,7 @@ a row, shapes never change, and hardly a slot is empty.
     pairs --shuffle per epoch--> windows --best fit--> rows --shuffle in the window--> one endless stream of rows
 
 A window is packed by itself, so a position in the stream is three small numbers, and any position is reached by packing
-one window: restart time does not grow with the corpus. The stream does not depend on the number of ranks.
+one window: no batch is skipped over, however far a run has come. The stream does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Row = list[int]  # indices of the pairs in one row
 
+PACKER = 2  # raised whenever the same settings give another stream: a position in the old one means other rows
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
 
 
 class Position(NamedTuple):
-    """Where the next row comes from: constant size, constant time to restore, valid for any number of ranks."""
+    """Where the next row comes from: three numbers, valid for any number of ranks."""
 
     epoch: int = 0
     window: int = 0
@@ -41,7 +42,7 @@ class Packing:
     seed: int
 
     def settings(self) -> dict[str, int]:
-        return asdict(self)
+        return asdict(self) | {"packer": PACKER}
 
 
 def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row]:
@@ -50,34 +51,51 @@ def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row
     assert needs.size == 0 or int(needs.max()) <= width, "a pair is longer than a row"
     sources, targets = source_lengths.tolist(), target_lengths.tolist()
     rows: list[Row] = []
-    free_source: list[int] = []
-    rows_by_free_target: list[list[int]] = [[] for _ in range(width + 1)]
+    open_rows = OpenRows(width)
     for pair in np.argsort(-needs, kind="stable").tolist():
-        row, free_target = take_row(rows_by_free_target, free_source, sources[pair], targets[pair])
-        if row is None:
-            row, free_target = len(rows), width
+        row = open_rows.place(sources[pair], targets[pair])
+        if row == len(rows):
             rows.append([])
-            free_source.append(width)
         rows[row].append(pair)
-        free_source[row] -= sources[pair]
-        rows_by_free_target[free_target - targets[pair]].append(row)
     return rows
 
 
-def take_row(
-    rows_by_free_target: list[list[int]], free_source: list[int], source: int, target: int
-) -> tuple[int | None, int]:
-    """Take out the best row and say how many target slots it has free; None when no row is found. Of rows that are
-    equally full only some are looked at, so that the time stays in proportion to the pairs."""
-    for free_target in range(target, len(rows_by_free_target)):
-        candidates = rows_by_free_target[free_target]
-        for place in range(len(candidates) - 1, max(-1, len(candidates) - 1 - LOOK_AT), -1):
-            if free_source[candidates[place]] >= source:
+class OpenRows:
+    """Rows by their free target slots. A bit set tells which numbers of free slots occur at all, so that the best one is
+    found without walking through the others."""
+
+    def __init__(self, width: int):
+        self.width = width
+        self.free_source: list[int] = []
+        self.by_free_target: list[list[int]] = [[] for _ in range(width + 1)]
+        self.occupied = 0
+
+    def place(self, source: int, target: int) -> int:
+        """The row that a pair goes into, by its number; a new one when it fits none that was looked at."""
+        row, free_target = self.take(source, target)
+        self.free_source[row] -= source
+        left = free_target - target
+        self.by_free_target[left].append(row)
+        self.occupied |= 1 << left
+        return row
+
+    def take(self, source: int, target: int) -> tuple[int, int]:
+        """Take out the fullest row that holds the pair, with its free target slots."""
+        levels = self.occupied >> target << target
+        while levels:
+            free_target = (levels & -levels).bit_length() - 1
+            candidates = self.by_free_target[free_target]
+            for place in range(len(candidates) - 1, max(-1, len(candidates) - 1 - LOOK_AT), -1):
                 row = candidates[place]
-                candidates[place] = candidates[-1]
-                candidates.pop()
-                return row, free_target
-    return None, 0
+                if self.free_source[row] >= source:
+                    candidates[place] = candidates[-1]
+                    candidates.pop()
+                    if not candidates:
+                        self.occupied &= ~(1 << free_target)
+                    return row, free_target
+            levels &= levels - 1
+        self.free_source.append(self.width)
+        return len(self.free_source) - 1, self.width
 
 
 def rows_from(

@@ -17,6 +17,7 @@ from dragoman.runs import digest_of
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 VOCABULARY_FILE = "vocabulary.model"
+LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 
 
 class Vocabulary:
@@ -59,7 +60,7 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
             model_type=section.kind,
             character_coverage=section.character_coverage,
             max_sentence_length=100_000,
-            num_threads=os.cpu_count() or 1,
+            num_threads=LEARNING_THREADS,
             pad_id=PAD,
             eos_id=EOS,
             bos_id=BOS,

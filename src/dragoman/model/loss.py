@@ -50,7 +50,8 @@ class SequenceLoss(nn.Module):
 def smoothed_sums(
     hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing, compiled)
+    learning = torch.is_grad_enabled()
+    result: tuple[Tensor, Tensor] = SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing, compiled, learning)
     return result
 
 
@@ -61,14 +62,20 @@ class SmoothedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float, compiled: bool
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        smoothing: float,
+        compiled: bool,
+        learning: bool,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden_ND.device.type
         piece = compiled_piece() if compiled else sums_and_gradient
         matrix_VD = weight_VD.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_VD.dtype)
         sums = torch.zeros(2, device=hidden_ND.device)
-        hidden_gradient = torch.empty_like(hidden_ND) if any(ctx.needs_input_grad) else None
-        weight_gradient = torch.zeros_like(weight_VD) if any(ctx.needs_input_grad) else None
+        hidden_gradient = torch.empty_like(hidden_ND) if learning else None
+        weight_gradient = torch.zeros_like(weight_VD) if learning else None
         size = max(1, PIECE_ELEMENTS[kind] // weight_VD.shape[0])
         with torch.autocast(kind, enabled=False):
             for start in range(0, hidden_ND.shape[0], size):
@@ -77,14 +84,8 @@ class SmoothedSums(torch.autograd.Function):
                 piece_sums, gradient_PV = piece(hidden_PD @ matrix_VD.t(), labels_P, smoothing)
                 sums += piece_sums
                 if hidden_gradient is not None and weight_gradient is not None:
-                    # What pulls towards the target is one row of the matrix a slot: no need to write it into P x V.
-                    pull_P1 = ((labels_P != IGNORED) * (smoothing - 1.0)).to(matrix_VD.dtype)[:, None]
-                    targets_P = labels_P.clamp(min=0)
-                    hidden_gradient[start : start + size] = (gradient_PV @ matrix_VD).addcmul_(
-                        pull_P1, matrix_VD[targets_P]
-                    )
+                    hidden_gradient[start : start + size] = gradient_PV @ matrix_VD
                     weight_gradient += gradient_PV.t() @ hidden_PD
-                    weight_gradient.index_add_(0, targets_P, (pull_P1 * hidden_PD).to(weight_gradient.dtype))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         loss, nll = sums[0].clone(), sums[1].clone()
         ctx.mark_non_differentiable(nll)
@@ -93,18 +94,25 @@ class SmoothedSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * loss_gradient, weight_gradient * loss_gradient, None, None, None
+        return hidden_gradient * loss_gradient, weight_gradient * loss_gradient, None, None, None, None
 
 
 def sums_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """Of the real slots of one piece: the sums of smoothed cross-entropy and negative log-likelihood, and the gradient of
-    the first but for the pull towards the target: softmax - smoothing / V. One kernel when compiled."""
+    the first: softmax - smoothed target, subtracted in fp32 before it is rounded."""
     scores_PV, real_P = logits_PV.float(), labels_P != IGNORED
+    labels_P1 = labels_P.clamp(min=0)[:, None]
     normalizer_P1 = scores_PV.logsumexp(dim=-1, keepdim=True)
-    nll_P = (normalizer_P1 - scores_PV.gather(1, labels_P.clamp(min=0)[:, None])).squeeze(1)
+    nll_P = (normalizer_P1 - scores_PV.gather(1, labels_P1)).squeeze(1)
     spread_P = normalizer_P1.squeeze(1) - scores_PV.mean(dim=-1)
     nll, spread = (torch.where(real_P, value_P, 0.0).sum() for value_P in (nll_P, spread_P))
-    gradient_PV = (scores_PV - normalizer_P1).exp_().sub_(smoothing / scores_PV.shape[1]).mul_(real_P[:, None])
+    gradient_PV = (scores_PV - normalizer_P1).exp_().sub_(smoothing / scores_PV.shape[1])
+    if torch.compiler.is_compiling():  # one kernel; eagerly, the comparison would be one more pass over P x V
+        target_PV = torch.arange(scores_PV.shape[1], device=scores_PV.device) == labels_P1
+        gradient_PV = torch.where(target_PV, gradient_PV - (1.0 - smoothing), gradient_PV)
+    else:
+        gradient_PV.scatter_add_(1, labels_P1, gradient_PV.new_full(labels_P1.shape, smoothing - 1.0))
+    gradient_PV = gradient_PV * real_P[:, None]
     return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)
 
 

@@ -1,1 +1,1 @@
-"""What is measured beside the training itself. Nothing in here may block training or raise into it."""
+"""What is measured beside the training itself. The sampler never blocks training nor raises into it."""

@@ -31,6 +31,7 @@ def launch(processes: int, arguments: list[str]) -> int:
 
     os.environ[LAUNCHED] = "1"
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the line below says what went wrong
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")  # seconds for a last checkpoint after Ctrl-C
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(
         min_nodes=1,
@@ -46,7 +47,8 @@ def launch(processes: int, arguments: list[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "dragoman", *arguments)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        # A rank with something to say to the user comes before those that failed because it was gone.
+        rank, failure = min(error.failures.items(), key=lambda entry: (entry[1].exitcode != 2, entry[1].timestamp))
         if failure.message and failure.message != "<NONE>":
             print(failure.message, file=sys.stderr)
         else:

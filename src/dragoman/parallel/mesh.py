@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from dragoman.errors import TrainingError
+
+PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Mesh:
     world: int
     local_rank: int
     device: torch.device
+    patient: dist.ProcessGroup | None = None  # for waits on one rank's files: a slow disk is not a hang
 
     @property
     def is_main(self) -> bool:
@@ -46,19 +49,20 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
         yield mesh
         return
     dist.init_process_group(mesh.backend, timeout=timedelta(seconds=timeout_seconds))
-    try:
-        yield mesh
-    finally:
-        dist.destroy_process_group()  # without it a finished job is reported as failed
+    yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE))
+    # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
+    dist.destroy_process_group()
 
 
-def pick_device(wanted: str, local_rank: int) -> torch.device:
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise TrainingError(f"device {wanted!r} is not known; choose auto, cpu or cuda")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not gpus):
         return torch.device("cpu")
     if not gpus:
         raise TrainingError(
-            'train.device = "cuda", but torch sees no GPU here; set it to "auto" or "cpu", or check the driver with nvidia-smi'
+            'device "cuda": torch sees no GPU here; set it to "auto" or "cpu", or check the driver with nvidia-smi'
         )
     if local_rank >= gpus:
         raise TrainingError(

@@ -26,7 +26,7 @@ def gather(mesh: Mesh, value: Value) -> list[Value]:
     if mesh.world == 1:
         return [value]
     values: list[Any] = [None] * mesh.world
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=mesh.patient)
     return values
 
 
@@ -37,4 +37,4 @@ def from_main(mesh: Mesh, value: Value) -> Value:
 
 def wait_for_all(mesh: Mesh) -> None:
     if mesh.world > 1:
-        dist.barrier()
+        dist.barrier(group=mesh.patient)

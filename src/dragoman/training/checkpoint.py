@@ -73,7 +73,27 @@ def prune(run: runs.RunFolder, section: Checkpoint) -> None:
     kept = set(checkpoints[-section.keep_last :]) | set(runs.best_checkpoints(run, section.metric)[: section.keep_best])
     for checkpoint in checkpoints:
         if checkpoint not in kept:
-            shutil.rmtree(checkpoint)
+            remove(checkpoint)
+
+
+def remove(folder: Path) -> None:
+    """Out of sight first, so that a removal that fails half way leaves no torso under the name of a checkpoint."""
+    try:
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.removed")))
+    except OSError as error:
+        log.warning("%s could not be removed: %s", folder, error)
+
+
+def tidy(run: runs.RunFolder, step: int) -> None:
+    """Before a run goes on from `step`: newer checkpoints (they are damaged) are set aside, so that they do not count
+    as the last or the best; what killed processes left half done is removed."""
+    for checkpoint in runs.checkpoint_folders(run):
+        if runs.step_of(checkpoint) > step:
+            aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            checkpoint.rename(aside)
+    for torso in [*run.checkpoints.glob("step-*.partial"), *run.checkpoints.glob("step-*.removed")]:
+        shutil.rmtree(torso, ignore_errors=True)
 
 
 def better(score: float, than: float | None, metric: str) -> bool:

@@ -31,7 +31,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import wait_for_all
+from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
 from dragoman.training import checkpoint, facts, optim
 from dragoman.training.precision import arithmetic, resolve
@@ -41,6 +41,8 @@ from dragoman.training.validate import validation_loss
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
+
+STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.stop_requested = False
+        self.samples_host = False  # one rank of every host writes its telemetry
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
 
     # --- the story ---
@@ -95,11 +98,18 @@ class Trainer:
         """Restore the newest sound checkpoint, or start a run folder."""
         if self.folder.exists() and not resume:
             raise RunError(facts.occupied(self.folder))
-        source = checkpoint.newest_sound(self.folder) if resume else None
+        found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
+        source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
             self.check_same(checkpoint.restore(source, self.state), source)
+        if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
+            raise TrainingError(
+                f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
+            )
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
+        self.samples_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
         if self.mesh.is_main:
+            checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
         wait_for_all(self.mesh)
 
@@ -108,7 +118,7 @@ class Trainer:
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
-        telemetry = monitor.telemetry and self.mesh.local_rank == 0
+        telemetry = monitor.telemetry and self.samples_host
         with sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry), self.listening():
             reason = self.loop()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
@@ -132,17 +142,27 @@ class Trainer:
             optim.set_rate(state.optimizer, rate)
             loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
             window.add(loss_sum, step.source_tokens, step.target_tokens)
-            if self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
-                stop = self.record(window.close(self.stop_requested), rate, float(norm)) or self.do_what_is_due()
-                if stop:
-                    return stop
+            stopping = self.asked_to_stop()
+            if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
+                self.record(window.close(), rate, float(norm))
+                reason = self.do_what_is_due(stopping)
+                if reason:
+                    return reason
                 window = Window(self.mesh)
         return "max_steps"
 
+    def asked_to_stop(self) -> bool:
+        """Whether some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
+        if self.mesh.world == 1:
+            return self.stop_requested
+        if self.state.step % STOP_EVERY:
+            return False
+        return sum_over_ranks(self.mesh, [float(self.stop_requested)])[0] > 0
+
     # --- records ---
 
-    def record(self, totals: Totals, rate: float, grad_norm: float) -> str | None:
-        """One row of metrics, from sums that are the same on every rank; so is the reason to stop, if there is one."""
+    def record(self, totals: Totals, rate: float, grad_norm: float) -> None:
+        """One row of metrics, from sums that are the same on every rank: all of them stop when training diverged."""
         state = self.state
         state.train_seconds += totals.seconds
         if not (math.isfinite(totals.loss) and math.isfinite(grad_norm)):
@@ -158,10 +178,6 @@ class Trainer:
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
-        if totals.stop and not self.last:
-            self.save()
-            return "interrupted"
-        return None
 
     def row(self, totals: Totals, rate: float, grad_norm: float) -> runs.Row:
         state = self.state
@@ -198,13 +214,16 @@ class Trainer:
     def due(self, *every: int) -> bool:
         return self.last or any(self.state.step % each == 0 for each in every)
 
-    def do_what_is_due(self) -> str | None:
+    def do_what_is_due(self, stopping: bool) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
         improved = self.validate() if self.due(validation.every) else False
-        if self.due(keeping.every) or (improved and keeping.keep_best):
+        no_better = validation.patience and self.state.stale_validations >= validation.patience
+        if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             self.save()
-        return "patience" if validation.patience and self.state.stale_validations >= validation.patience else None
+        if no_better:
+            return "patience"
+        return "interrupted" if stopping and not self.last else None
 
     def validate(self) -> bool:
         """Validation loss and all tasks; returns whether the chosen metric is better than ever before."""
@@ -291,11 +310,11 @@ class Trainer:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, at the next logged step; a second one stops at once."""
+        """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, within a few steps; a second one stops at once."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             self.stop_requested = True
-            log.warning("signal %d: stopping after the next logged step", number)
+            log.warning("signal %d: stopping within %d steps", number, STOP_EVERY)
             for name in previous:
                 signal.signal(name, signal.SIG_DFL)
 

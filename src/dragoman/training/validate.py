@@ -20,11 +20,10 @@ def validation_loss(
     objective: SequenceLoss, data: Encoded, mesh: Mesh, train: Train, arithmetic: Arithmetic
 ) -> dict[str, float]:
     """Ranks may have different numbers of batches: nothing is exchanged until all have done their own."""
-    rows = max(1, train.micro_batch_tokens // train.tile_width)
     sums = [torch.zeros((), device=mesh.device) for _ in range(2)]
     tokens = pairs = 0
     objective.eval()
-    for batch, batch_pairs in once(data, train.tile_width, rows, mesh.rank, mesh.world):
+    for batch, batch_pairs in once(data, train.tile_width, train.micro_batch_tokens, mesh.rank, mesh.world):
         with arithmetic():
             loss, nll = objective(*batch.to(mesh.device).tensors())
         sums = [sums[0] + loss, sums[1] + nll]

@@ -23,7 +23,6 @@ class Totals:
     steps: int
     source_tokens: int
     target_tokens: int
-    stop: bool
 
 
 class Window:
@@ -42,9 +41,9 @@ class Window:
         self.source_tokens += source_tokens
         self.target_tokens += target_tokens
 
-    def close(self, stop: bool) -> Totals:
-        """Wait for the device and for the other ranks; whether one of them was asked to stop comes along."""
-        loss, stops = sum_over_ranks(self.mesh, [float(self.loss), float(stop)])
+    def close(self) -> Totals:
+        """Wait for the device and for the other ranks."""
+        (loss,) = sum_over_ranks(self.mesh, [float(self.loss)])
         return Totals(
             loss / self.target_tokens,
             time.perf_counter() - self.since,
@@ -52,5 +51,4 @@ class Window:
             self.steps,
             self.source_tokens,
             self.target_tokens,
-            stops > 0,
         )

@@ -47,9 +47,12 @@ def beam_search(model: Transformer, sources: list[list[int]], section: Translate
     )
     ended: list[list[Hypothesis]] = [[] for _ in sources]
     while len(beams.sentences):
-        log_probabilities = next_log_probabilities(model, cache, beams, limits)
-        collect_and_extend(beams, cache, log_probabilities, ended, section)
-    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in ended]
+        at_limit = beams.ids.shape[2] > limits[beams.sentences]
+        log_probabilities = next_log_probabilities(model, cache, beams, at_limit)
+        collect_and_extend(beams, cache, log_probabilities, at_limit, ended, section)
+    # A model of NaNs ends nothing: an empty translation, not an endless search.
+    nothing = [Hypothesis([], NEVER)]
+    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) or nothing for hypotheses in ended]
 
 
 def padded(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -59,12 +62,11 @@ def padded(sources: list[list[int]], device: torch.device) -> tuple[Tensor, Tens
     return ids, (torch.arange(width, device=device) < lengths[:, None]).long()
 
 
-def next_log_probabilities(model: Transformer, cache: Cache, beams: Beams, limits: Tensor) -> Tensor:
+def next_log_probabilities(model: Transformer, cache: Cache, beams: Beams, at_limit: Tensor) -> Tensor:
     """[A, K, V] of the next position. At its limit a sentence can only end."""
     logits = model.step(beams.ids[:, :, -1].flatten(), cache).float()
     log_probabilities = logits.log_softmax(dim=-1).view(*beams.scores.shape, -1)
     log_probabilities[:, :, [PAD, BOS]] = NEVER
-    at_limit = beams.ids.shape[2] > limits[beams.sentences]
     ending = log_probabilities[:, :, EOS].clone()
     log_probabilities[at_limit] = NEVER
     log_probabilities[:, :, EOS] = ending
@@ -72,7 +74,12 @@ def next_log_probabilities(model: Transformer, cache: Cache, beams: Beams, limit
 
 
 def collect_and_extend(
-    beams: Beams, cache: Cache, log_probabilities: Tensor, ended: list[list[Hypothesis]], section: Translate
+    beams: Beams,
+    cache: Cache,
+    log_probabilities: Tensor,
+    at_limit: Tensor,
+    ended: list[list[Hypothesis]],
+    section: Translate,
 ) -> None:
     """Move hypotheses that end into `ended`; go on with the best `beam` others of every sentence that is not done."""
     count, beam, vocabulary = log_probabilities.shape
@@ -85,10 +92,8 @@ def collect_and_extend(
 
     open_best = best.masked_fill(ends, NEVER)
     scores, chosen = open_best.topk(beam, dim=1)
-    done = [len(ended[sentence]) >= section.beam for sentence in beams.sentences.tolist()]
-    keep = torch.tensor(
-        [index for index, is_done in enumerate(done) if not is_done], dtype=torch.long, device=best.device
-    )
+    enough = [len(ended[sentence]) >= section.beam for sentence in beams.sentences.tolist()]
+    keep = (~(at_limit | torch.tensor(enough, device=best.device))).nonzero().squeeze(1)
     origin, token = origin.gather(1, chosen)[keep], token.gather(1, chosen)[keep]
     history = beams.ids[keep].gather(1, origin[:, :, None].expand(-1, -1, beams.ids.shape[2]))
     beams.ids = torch.cat([history, token[:, :, None]], dim=2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from dragoman import runs
 from dragoman.config import load_config
 from dragoman.config.schema import Translate
@@ -14,6 +12,7 @@ from dragoman.data.subwords import Vocabulary
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
 from dragoman.model.transformer import Transformer
+from dragoman.parallel.mesh import pick_device
 from dragoman.translate.search import beam_search
 
 
@@ -32,8 +31,7 @@ class Translator:
         """From a model folder, a checkpoint, or a run (its best checkpoint)."""
         folder = find_model(Path(path))
         model, description = model_folder.read_model(folder)
-        wanted = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        return cls(model.to(wanted), Vocabulary(folder / model_folder.VOCABULARY), description.translate)
+        return cls(model.to(pick_device(device)), Vocabulary(folder / model_folder.VOCABULARY), description.translate)
 
     def translate(
         self,
@@ -91,7 +89,8 @@ def find_model(path: Path) -> Path:
 
 
 def best_checkpoint(run: runs.RunFolder) -> Path:
+    """The best one that is whole; of those without a score the newest."""
     ranked = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
     if not ranked:
         raise RunError(f"{run.path}: has no checkpoint yet")
-    return ranked[0]
+    return next((path for path in ranked if runs.damage(path) is None), ranked[0])
