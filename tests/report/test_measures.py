@@ -11,6 +11,7 @@ import pytest
 
 from dragoman.report import load_run
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, quantile, step_spans
+from dragoman.runs import read_rows, write_rows
 
 Write = Callable[..., Path]
 
@@ -154,3 +155,19 @@ def test_rates_that_are_off_by_one_step_are_found(story: Write) -> None:
 
 def test_last_step_of_a_run_without_rows_is_that_of_its_stop(story: Write) -> None:
     assert last_step(load_run(story(metrics=False))) == 600
+
+
+def test_a_pause_between_stop_and_resume_is_neither_run_nor_loss(story: Write) -> None:
+    folder = story()
+    straight = TimeSplit(load_run(folder))
+    events = read_rows(folder / "events.jsonl")
+    stop = events[-1]
+    events += [
+        {"time": stop["time"] + 5000.0, "event": "resume", "step": stop["step"], "ranks": 2, "lost_steps": 0},
+        {**stop, "time": stop["time"] + 5010.0},
+    ]
+    write_rows(folder / "events.jsonl", events)
+    split = TimeSplit(load_run(folder))
+    assert (split.paused, split.lost) == (5000.0, 0)
+    assert split.wall == pytest.approx(straight.wall + 10.0)
+    assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)

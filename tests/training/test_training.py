@@ -100,6 +100,30 @@ def test_a_run_folder_is_never_overwritten(prepared, tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+def test_resuming_a_finished_run_changes_nothing(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=2")
+    train(config)
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".jsonl", ".toml", ".json")
+    }
+    said = []
+    assert train(config, resume=True, progress=lambda *what: said.append(what)) == "max_steps"
+    assert said == [("resuming", 2, 2, f"from {tmp_path / 'run' / 'checkpoints' / 'step-00000002'}")]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_folder_of_somebody_else_is_left_alone(prepared, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious", encoding="utf-8")
+    with pytest.raises(RunError, match="holds no run; it is left alone"):
+        train(tiny_config(prepared.folder, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_weights_are_as_readable_as_the_files_beside_them(prepared, tmp_path):
+    train(tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=1"))
+    assert len({path.stat().st_mode for path in runs.RunFolder(tmp_path / "run").checkpoint(1).iterdir()}) == 1
+
+
 def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(prepared, tmp_path):
     run = tmp_path / "run"
     train(tiny_config(prepared.folder, run, "train.max_steps=4", "checkpoint.every=2"))
@@ -137,6 +161,8 @@ def test_another_corpus_or_batch_cannot_be_resumed(prepared, tmp_path):
     train(tiny_config(prepared.folder, run, "train.max_steps=2"))
     with pytest.raises(RunError, match=r"rows_per_step = 16, now it is 8.*train\.batch_tokens"):
         train(tiny_config(prepared.folder, run, "train.batch_tokens=512", "train.max_steps=4"), resume=True)
+    with pytest.raises(RunError, match=r"the section \[model\]"):
+        train(tiny_config(prepared.folder, run, "model.d_ff=32", "train.max_steps=4"), resume=True)
     with pytest.raises(RunError, match=r"run\.seed"):
         train(tiny_config(prepared.folder, run, "run.seed=9", "train.max_steps=4"), resume=True)
 

@@ -14,6 +14,10 @@ def read(path: Path | None) -> list[str] | None:
     """All lines; None when a person sits at the terminal."""
     if path is None and sys.stdin.isatty():
         return None
+    if path and path.is_dir():
+        raise DataError(
+            f"{path}: is a folder, not a text file. The model is named first: dragoman translate MODEL [FILE]"
+        )
     try:
         raw = path.read_bytes() if path else sys.stdin.buffer.read()
         text = raw.decode("utf-8")

@@ -92,7 +92,16 @@ def train(
     with progress.shown() as shown:
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":
-        tell.trained(config.run.folder, run_file, reason)
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        again = [
+            "dragoman",
+            "train",
+            run_file,
+            *(overrides or []),
+            *(["--nproc", ranks] if ranks != "1" else []),
+            "--resume",
+        ]
+        tell.trained(config.run.folder, " ".join(again), reason)
     if reason == "interrupted":
         raise typer.Exit(130)
 

@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from dragoman.runs import Progress
 
 PLAIN_SECONDS = 5.0  # between two plain lines of the same stage
+SENTENCES = ("validation", "resuming", "starting", "stopping")  # said once, no bar
+
+
+def sentence(stage: str, done: int, total: int, detail: str) -> str:
+    return f"step {done:,} of {total:,}: {stage} {detail}"
 
 
 @contextmanager
@@ -45,8 +50,8 @@ def bars() -> Iterator[Progress]:
         tasks = {}
 
         def progress(stage: str, done: int, total: int, detail: str) -> None:
-            if stage == "validation":  # a sentence, not a bar
-                display.console.print(f"step {done:,} of {total:,}: validation {detail}", highlight=False)
+            if stage in SENTENCES:
+                display.console.print(sentence(stage, done, total, detail), highlight=False)
                 return
             if stage not in tasks:
                 tasks[stage] = display.add_task(stage, total=total or None, detail=detail)
@@ -66,7 +71,7 @@ class PlainLines:
         now = time.monotonic()
         start, first = self.began.setdefault(stage, (now, done))
         finished = total and done >= total
-        if not finished and stage != "validation" and now - self.printed.get(stage, -PLAIN_SECONDS) < PLAIN_SECONDS:
+        if not finished and stage not in SENTENCES and now - self.printed.get(stage, -PLAIN_SECONDS) < PLAIN_SECONDS:
             return
         self.printed[stage] = now
         rate = (done - first) / (now - start) if now > start else 0.0
@@ -74,8 +79,8 @@ class PlainLines:
 
     @staticmethod
     def line(stage: str, done: int, total: int, detail: str, rate: float) -> str:
-        if stage == "validation":
-            return f"step {done:,} of {total:,}: validation {detail}"
+        if stage in SENTENCES:
+            return sentence(stage, done, total, detail)
         count = f" {done:,} of {total:,}" if total else f" {done:,}" if done else ""
         left = f", {(total - done) / rate:.0f} s left" if total > done and rate > 0 else ""
         return f"{stage}{count} {detail}{left}".rstrip()

@@ -11,11 +11,10 @@ from dragoman import __version__, runs
 from dragoman.config import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.prepare import prepare as prepare_data
-from dragoman.errors import RunError
 from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
-from dragoman.training.facts import occupied
+from dragoman.training.facts import check_folder
 from dragoman.training.trainer import Trainer
 
 __all__ = ["check_ready", "evaluate", "prepare", "train"]
@@ -29,9 +28,7 @@ def prepare(config: Config, *, force: bool = False, progress: runs.Progress = ru
 def check_ready(config: Config, *, resume: bool) -> PreparedData:
     """What would stop a run before its first step: found before any rank is started."""
     data = PreparedData(config.data.folder)
-    folder = runs.RunFolder(config.run.folder)
-    if folder.exists() and not resume:
-        raise RunError(occupied(folder))
+    check_folder(runs.RunFolder(config.run.folder), resume=resume)
     return data
 
 

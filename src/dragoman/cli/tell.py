@@ -21,9 +21,9 @@ def part_line(part: dict[str, Any]) -> str:
     return f"{text}; dropped: {drops}" if drops else text
 
 
-def trained(folder: str, run_file: str, reason: str) -> None:
+def trained(folder: str, again: str, reason: str) -> None:
     if reason == "interrupted":
-        print(f"interrupted, with a checkpoint: {folder}\nnext: dragoman train {run_file} --resume")
+        print(f"interrupted, with a checkpoint: {folder}\nnext: {again}")
     else:
         print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
 

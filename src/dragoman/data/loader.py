@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
 
@@ -148,7 +148,7 @@ def place(side: Side, rows: list[Row], width: int) -> tuple[Ints, Ints, Ints]:
     return ids.reshape(-1, width), positions.reshape(-1, width), segments.reshape(-1, width)
 
 
-def prefetched(stream: Iterator[Step], *, pin: bool) -> Iterator[Step]:
+def prefetched(stream: Iterator[Step], *, pin: bool) -> Generator[Step, None, None]:
     """The same steps, built by a background thread a few steps ahead. An error in it is raised here."""
     ready: queue.Queue[Step | BaseException] = queue.Queue(PREFETCH_STEPS)
     stopped = threading.Event()
@@ -172,7 +172,8 @@ def prefetched(stream: Iterator[Step], *, pin: bool) -> Iterator[Step]:
                 continue
         return False
 
-    threading.Thread(target=produce, name="loader", daemon=True).start()
+    thread = threading.Thread(target=produce, name="loader", daemon=True)
+    thread.start()
     try:
         while True:
             item = ready.get()
@@ -181,3 +182,4 @@ def prefetched(stream: Iterator[Step], *, pin: bool) -> Iterator[Step]:
             yield item
     finally:
         stopped.set()
+        thread.join(timeout=5.0)  # a thread that still computes while Python shuts down may abort the process

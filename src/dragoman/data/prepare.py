@@ -36,6 +36,8 @@ def prepare(
             f"{folder}: holds data prepared with other settings or from other text. "
             "Add --force to replace it, or choose another data.folder"
         )
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file; data.folder names a folder to be made")
     if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").is_file():
         raise DataError(
             f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
@@ -63,7 +65,8 @@ def file_inputs(data: Data) -> dict[str, str]:
 
 def existing(name: str, path: str) -> Path:
     if not Path(path).is_file():
-        raise DataError(f"data.{name} = {path!r}: no such file")
+        what = "is a folder, not a text file" if Path(path).is_dir() else "no such file"
+        raise DataError(f"data.{name} = {path!r}: {what} (paths are relative to where the command runs)")
     return Path(path)
 
 
@@ -74,9 +77,15 @@ def fill(folder: Path, config: Config, progress: runs.Progress) -> dict[str, Any
         pairs = watched(text_of(part, config, dropped), f"cleaning {part}", progress)
         counts[part] = write_shards(folder, part, pairs, config.data.shard_pairs)
         if not counts[part]:
-            raise DataError(f"the {part} set is empty after cleaning (dropped: {dict(dropped) or 'nothing'})")
+            where = getattr(config.data, f"{part}_source") or config.data.corpus
+            drops = dict(dropped) or "nothing"
+            raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops})")
     progress("learning subwords", 0, 0, "")
-    vocabulary = learn(read_shards(folder, "train"), counts["train"], config.subwords, folder / VOCABULARY_FILE)
+    try:
+        vocabulary = learn(read_shards(folder, "train"), counts["train"], config.subwords, folder / VOCABULARY_FILE)
+    except DataError as error:
+        left = f"{counts['train']:,} training pairs were left after cleaning, dropped: {dict(dropped) or 'none'}"
+        raise DataError(f"{error} ({left})") from None
     manifest: dict[str, Any] = {
         "format": MANIFEST_FORMAT,
         "corpus": config.data.corpus,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -69,7 +70,8 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
             use_all_vocab=section.kind in ("word", "char"),
         )
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
+        largest = re.search(r"value <= (\d+)", str(error))
+        reason = f"this text has at most {int(largest[1]):,} pieces" if largest else str(error).strip().splitlines()[-1]
         raise DataError(
             f"subwords.vocab_size = {section.vocab_size}: SentencePiece refuses ({reason}); lower it or give more text"
         ) from None

@@ -13,7 +13,7 @@ from dragoman.data.clean import checked
 from dragoman.data.corpus import Pair, raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.errors import DataError
-from dragoman.evaluation.metrics import score
+from dragoman.evaluation.metrics import check_names, score
 from dragoman.translate.translator import Translator, find_model
 
 EXAMPLES = 5
@@ -30,6 +30,8 @@ def evaluate(
     progress: runs.Progress = runs.silent,
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, or on the test set that its run was prepared with."""
+    names = metrics or ["bleu", "chrf"]
+    check_names(names)
     folder = find_model(Path(path))
     run = run_of(Path(path))
     name, pairs = test_set(run, source, reference)
@@ -44,7 +46,7 @@ def evaluate(
         "test_set": name,
         "sentences": len(pairs),
         "beam": beam or translator.section.beam,
-        "scores": score(sources, translations, references, metrics or ["bleu", "chrf"]),
+        "scores": score(sources, translations, references, names),
         "seconds": round(time.perf_counter() - start, 3),
         "examples": [
             {"source": pair[0], "reference": pair[1], "translation": text}

@@ -16,17 +16,23 @@ Score = dict[str, Any]
 
 def score(sources: list[str], translations: list[str], references: list[str], names: list[str]) -> dict[str, Score]:
     """The named scores of detokenised text, each with its signature."""
+    check_names(names)
     if len(translations) != len(references):
         raise DataError(f"{len(translations)} translations for {len(references)} references: the files are not aligned")
-    unknown = [name for name in names if name not in (*SURFACE, "comet")]
-    if unknown:
-        raise ConfigError(
-            [f"metric {unknown[0]!r} is not known; choose from {', '.join([*SURFACE, 'comet'])}"], "evaluate"
-        )
     return {
         name: comet(sources, translations, references) if name == "comet" else surface(name, translations, references)
         for name in names
     }
+
+
+def check_names(names: list[str]) -> None:
+    """Before anything is translated: what is not known, or not installed."""
+    unknown = [name for name in names if name not in (*SURFACE, "comet")]
+    if unknown:
+        known = ", ".join([*SURFACE, "comet"])
+        raise ConfigError([f"metric {unknown[0]!r} is not known; choose from {known}"], "evaluate")
+    if "comet" in names:
+        require_extra("comet", "comet", "the COMET score")
 
 
 def surface(name: str, translations: list[str], references: list[str]) -> Score:

@@ -44,7 +44,10 @@ def write_model(folder: Path, weights: dict[str, Tensor], description: Descripti
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
+        path.touch()
+        mode = path.stat().st_mode  # as the user wants new files to be; safetensors would hide it from everybody else
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(mode)
     except SafetensorError as error:
         raise RunError(f"{path}: could not be written ({error})") from None
 

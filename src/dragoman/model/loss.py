@@ -112,7 +112,7 @@ def sums_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float) -> 
         gradient_PV = torch.where(target_PV, gradient_PV - (1.0 - smoothing), gradient_PV)
     else:
         gradient_PV.scatter_add_(1, labels_P1, gradient_PV.new_full(labels_P1.shape, smoothing - 1.0))
-    gradient_PV = gradient_PV * real_P[:, None]
+    gradient_PV = gradient_PV.mul_(real_P[:, None])
     return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)
 
 

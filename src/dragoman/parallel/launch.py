@@ -30,7 +30,9 @@ def launch(processes: int, arguments: list[str]) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ[LAUNCHED] = "1"
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the line below says what went wrong
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks and the lines below say what happened
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")  # seconds for a last checkpoint after Ctrl-C
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(

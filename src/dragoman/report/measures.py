@@ -19,14 +19,16 @@ def series(rows: list[Row], key: str) -> tuple[list[int], list[float]]:
 
 
 class TimeSplit:
-    """Wall clock from the first start to the last stop, in seconds. The parts add up to it exactly."""
+    """Wall clock from the first start to the last stop, in seconds, without the pauses between a stop and a resume. The
+    parts add up to it exactly."""
 
     def __init__(self, record: RunRecord):
         begun, self.ended = starts(record), end_time(record)
         if not begun or self.ended <= begun[0]["time"]:
             raise record.lacks("events.jsonl", "has no start, or nothing after it")
         self.started: float = begun[0]["time"]
-        self.wall = self.ended - self.started
+        self.paused = sum(until - since for since, until in pauses(record))
+        self.wall = self.ended - self.started - self.paused
         self.stop_reason = stop_reason(record)
         self.training = number(record.last_row, "train_seconds")
         self.validation, self.checkpoint = spent(record, "validation"), spent(record, "checkpoint")
@@ -38,7 +40,7 @@ class TimeSplit:
         """None when a restart does not say it, as one that had to begin again from nothing."""
         parts = [("Training steps", self.training)] if self.training is not None else []
         parts += [("Validation", self.validation), ("Checkpoints", self.checkpoint)]
-        parts += [("Lost work and time down", self.lost)] if self.restarts else []
+        parts += [("Lost work and time down", self.lost)] if self.lost else []
         rest = "Other" if self.training is not None else "Training and other, which cannot be told apart"
         # Negative when the clock was set back or rows of two attempts were mixed: then the sum must not look right.
         self.parts = [*parts, (rest if self.other >= 0 else "Counted twice (was the clock changed?)", self.other)]
@@ -69,11 +71,22 @@ def last_step(record: RunRecord) -> int | None:
     return record.last_row.get("step") if stopped_at is None else int(stopped_at)
 
 
+def pauses(record: RunRecord) -> list[tuple[float, float]]:
+    """From every stop in good order to the resume after it: nobody computed, and nothing was lost."""
+    following = zip(record.events, record.events[1:], strict=False)
+    return [
+        (row["time"], after["time"])
+        for row, after in following
+        if row.get("event") == "stop" and after in starts(record)
+    ]
+
+
 def lost_spans(record: RunRecord) -> list[tuple[float, float]]:
     """For every restart: from the last record at or before the step it went on from, to the restart itself."""
     spans = []
     for restart in starts(record)[1:]:
         step, until = number(restart, "step") or 0.0, restart["time"]
+        until = next((since for since, end in pauses(record) if end == until), until)
         rows = [row for row in (*record.events, *record.train_rows, *record.valid_rows) if row is not restart]
         times = [number(row, "time") or 0.0 for row in rows if (number(row, "step") or 0.0) <= step]
         spans.append((max((time for time in times if time <= until), default=until), until))

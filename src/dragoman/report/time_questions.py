@@ -39,7 +39,9 @@ def duration(record: RunRecord) -> Answer:
         ("Steps (updates)", units.count(steps)),
         ("Wall clock per step, everything included", units.duration(split.wall / steps if steps else None)),
     ]
-    if split.restarts:
+    if split.paused:
+        evidence.append(("Paused between a stop and a resume, not counted", units.duration(split.paused)))
+    if split.lost:
         verdict += f", {units.duration(split.lost)} were lost to {units.plural(split.restarts, 'restart')}"
         again = units.count(split.lost_steps)
         if steps and split.training and split.lost_steps:

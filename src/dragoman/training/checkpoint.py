@@ -58,13 +58,11 @@ def newest_sound(run: runs.RunFolder) -> Path | None:
     return None
 
 
-def restore(checkpoint: Path, state: TrainState) -> dict[str, Any]:
-    """Put a checkpoint into `state`; returns the facts saved with it."""
-    facts: dict[str, Any] = runs.read_json(checkpoint / TRAINING)
+def restore(checkpoint: Path, state: TrainState) -> None:
+    """Put a checkpoint into `state`."""
     model_folder.load_weights(state.model, model_folder.read_weights(checkpoint), checkpoint / model_folder.WEIGHTS)
-    state.restore_numbers(facts)
+    state.restore_numbers(runs.read_json(checkpoint / TRAINING))
     optim.restore(state.optimizer, state.model, load_file(checkpoint / OPTIMIZER), state.step)
-    return facts
 
 
 def prune(run: runs.RunFolder, section: Checkpoint) -> None:

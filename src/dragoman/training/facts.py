@@ -12,7 +12,7 @@ from dragoman import runs
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Share
-from dragoman.errors import DataError
+from dragoman.errors import DataError, RunError
 from dragoman.model import size
 from dragoman.monitor import host
 from dragoman.parallel.mesh import Mesh
@@ -36,6 +36,14 @@ def check_fits(data: PreparedData, config: Config) -> None:
             f"{data.folder}: its longest training sentence has {longest} tokens, a row has train.tile_width = {config.train.tile_width}. "
             f"Raise train.tile_width, or lower data.max_tokens to {config.train.tile_width - 1} and prepare again"
         )
+
+
+def check_folder(folder: runs.RunFolder, *, resume: bool) -> None:
+    """A run is never overwritten, and files of somebody else are left alone."""
+    if folder.exists() and not resume:
+        raise RunError(occupied(folder))
+    if folder.path.exists() and not folder.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise RunError(f"{folder.path}: is not empty and holds no run; it is left alone. Choose another run.folder")
 
 
 def occupied(folder: runs.RunFolder) -> str:

@@ -10,19 +10,21 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from torch import nn
+
 from dragoman import runs
 from dragoman.config.load import to_toml
 from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
-from dragoman.data.loader import prefetched, steps
+from dragoman.data.loader import Step, prefetched, steps
 from dragoman.data.pack import Packing
 from dragoman.errors import RunError, TrainingError
 from dragoman.model.folder import Description
@@ -95,26 +97,33 @@ class Trainer:
     # --- the story ---
 
     def begin(self, *, resume: bool) -> None:
-        """Restore the newest sound checkpoint, or start a run folder."""
-        if self.folder.exists() and not resume:
-            raise RunError(facts.occupied(self.folder))
+        """Restore the newest sound checkpoint, or start a run folder. A run that has done all its steps is left alone."""
+        facts.check_folder(self.folder, resume=resume)
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
-            self.check_same(checkpoint.restore(source, self.state), source)
+            self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
+            checkpoint.restore(source, self.state)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
             )
+        if resume:
+            what = (
+                ("resuming", f"from {source}") if source else ("starting", f"nothing to resume in {self.folder.path}")
+            )
+            self.progress(what[0], self.state.step, self.config.train.max_steps, what[1])
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
         self.samples_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
-        if self.mesh.is_main:
+        if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
         wait_for_all(self.mesh)
 
     def run(self) -> str:
         """Train to the end; returns the reason for stopping."""
+        if self.done:
+            return "max_steps"
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
@@ -129,13 +138,18 @@ class Trainer:
 
     def loop(self) -> str:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
-        train, state = self.config.train, self.state
+        state = self.state
         wrapped = wrap(self.objective, self.mesh, compiled=self.compiled)
         wrapped.train()
         pin = self.mesh.device.type == "cuda"
-        stream = prefetched(steps(self.train_data, self.packing, self.share, state.position), pin=pin)
+        ahead = prefetched(steps(self.train_data, self.packing, self.share, state.position), pin=pin)
+        with closing(ahead) as stream:
+            return self.take_steps(stream, wrapped)
+
+    def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
+        train, state = self.config.train, self.state
         window = Window(self.mesh)
-        while state.step < train.max_steps:
+        while not self.done:
             with window.phases.span("data"):
                 step = next(stream)
             rate = self.rate(state.step)
@@ -211,6 +225,10 @@ class Trainer:
     def last(self) -> bool:
         return self.state.step == self.config.train.max_steps
 
+    @property
+    def done(self) -> bool:
+        return self.state.step >= self.config.train.max_steps
+
     def due(self, *every: int) -> bool:
         return self.last or any(self.state.step % each == 0 for each in every)
 
@@ -279,16 +297,18 @@ class Trainer:
             "data_digest": self.data.manifest["digest"],
             "packing": self.packing.settings(),
             "rows_per_step": self.share.rows,
+            "shape": {key: value for key, value in self.config.model.model_dump().items() if "dropout" not in key},
             "dragoman": self.version,
         }
 
     def check_same(self, saved: dict[str, Any], source: Path) -> None:
         for key, value in self.identity().items():
-            if key != "dragoman" and saved[key] != value:
+            if key != "dragoman" and saved.get(key, value) != value:
                 names = {
                     "data_digest": f"the prepared data in {self.data.folder}",
                     "packing": "train.tile_width, train.window_pairs or run.seed",
                     "rows_per_step": "train.batch_tokens or train.tile_width",
+                    "shape": "the section [model]",
                 }
                 raise RunError(
                     f"{source}: was saved with {key} = {saved[key]}, now it is {value}. "
@@ -299,9 +319,9 @@ class Trainer:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
         environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
         own = {"dragoman": self.version, "precision": self.precision, "compile": self.compiled, "hosts": hosts}
+        runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
-        runs.write_text(self.folder.config, to_toml(self.config))
         rows = runs.read_rows(self.folder.metrics)
         kept = [row for row in rows if row["step"] <= self.state.step] if resumed else []
         runs.write_rows(self.folder.metrics, kept)
@@ -314,6 +334,9 @@ class Trainer:
 
         def ask(number: int, frame: FrameType | None) -> None:
             self.stop_requested = True
+            self.progress(
+                "stopping", self.state.step, self.config.train.max_steps, "with a checkpoint; once more: at once"
+            )
             log.warning("signal %d: stopping within %d steps", number, STOP_EVERY)
             for name in previous:
                 signal.signal(name, signal.SIG_DFL)
