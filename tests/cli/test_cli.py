@@ -189,3 +189,9 @@ def test_a_full_disk_is_one_line_and_old_checkpoints_stay(prepared, tmp_path):
         assert not list((disk / "run" / "checkpoints").glob("*.partial"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_demo_replaces_a_demo_and_nothing_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious", encoding="utf-8")
+    assert "holds no demo" in one_line(dragoman("demo", str(tmp_path), check=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

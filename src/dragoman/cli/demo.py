@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from dragoman.cli import progress, stages, tell
 from dragoman.config import load_config
+from dragoman.errors import RunError
 from dragoman.parallel.launch import launch
 from dragoman.report import load_run, write_report
-from dragoman.runs import RunFolder, write_text
+from dragoman.runs import write_text
 
 RUN_FILE = """# Written by `dragoman demo`. Change it and run the stages yourself:
 #   dragoman prepare {folder}/run.toml && dragoman train {folder}/run.toml --nproc 2
@@ -26,29 +28,38 @@ device = "cpu"
 """
 
 
+def make_room(folder: Path, run_file: Path) -> None:
+    """A demo before this one is replaced; a folder of somebody else is not."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (run_file.is_file() and run_file.read_text(encoding="utf-8").startswith(RUN_FILE.splitlines()[0])):
+        raise RunError(
+            f"{folder}: is not empty and holds no demo; it is left alone. Name another: dragoman demo FOLDER"
+        )
+    for old in (folder / "data", folder / "runs" / "tiny"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def run(folder: Path, processes: int) -> int:
     run_file = folder / "run.toml"
+    make_room(folder, run_file)
     write_text(run_file, RUN_FILE.format(folder=folder))
     config = load_config(run_file)
     with progress.shown() as shown:
         data = stages.prepare(config, progress=shown)
     tell.prepared(data.folder, data.manifest)
-    done = RunFolder(config.run.folder).exists()
-    code = launch(processes, ["train", str(run_file), *(["--resume"] if done else [])])
+    code = launch(processes, ["train", str(run_file)])
     if code:
         return code
     with progress.shown() as shown:
         result = stages.evaluate(config.run.folder, progress=shown)
     for example in result["examples"]:
-        print(
-            f"\nsource       {example['source']}\nreference    {example['reference']}\ntranslation  {example['translation']}"
-        )
+        print("", *(f"{side:13s}{example[side]}" for side in ("source", "reference", "translation")), sep="\n")
     print()
     tell.scores(result)
-    rows = load_run(config.run.folder).train_rows
-    print(
-        f"average step: {rows[-1]['train_seconds'] / rows[-1]['step']:.3f} s over {rows[-1]['step']:,} steps, {processes} processes"
-    )
+    last = load_run(config.run.folder).train_rows[-1]
+    seconds = last["train_seconds"] / last["step"]
+    print(f"average step: {seconds:.3f} s over {last['step']:,} steps, {processes} processes")
     html, markdown = write_report(config.run.folder)
     print(f"report: {html} (and {markdown.name} beside it)")
     return 0

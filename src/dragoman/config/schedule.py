@@ -93,7 +93,7 @@ def formula(config: Config) -> str:
     if schedule.policy == "transformer":
         peak = learning_rate(config)(schedule.warmup_steps - 1)
         return (
-            f"lr(s) = {schedule.coefficient:g} * {schedule.learning_rate:g} * {config.model.d_model}^-0.5 * "
+            f"policy transformer: lr(s) = {schedule.coefficient:g} * {schedule.learning_rate:g} * {config.model.d_model}^-0.5 * "
             f"min((s+1) * {schedule.warmup_steps}^-1.5, (s+1)^-0.5): it {warmup} to {peak:.3g}, "
             "then falls with the inverse square root of the step"
         )
