@@ -47,7 +47,10 @@ def run_ranks(ray: Any, processes: int | None, arguments: list[str], device: str
     port = ray.get(ranks[0].free_port.remote())
     settings = [environment(number, hosts, port, own_gpu=gpus > 0) for number in range(wanted)]
     running = [rank.run.remote(own, arguments) for rank, own in zip(ranks, settings, strict=True)]
-    return first_failure(ray, ranks, running, received)
+    try:
+        return first_failure(ray, ranks, running, received)
+    finally:
+        ray.get([rank.hand_on.remote(signal.SIGKILL) for rank in ranks])  # whoever still waits for one that failed
 
 
 def environment(rank: int, hosts: list[str], port: int, *, own_gpu: bool) -> dict[str, str]:
@@ -62,8 +65,7 @@ def environment(rank: int, hosts: list[str], port: int, *, own_gpu: bool) -> dic
 
 
 def first_failure(ray: Any, ranks: list[Any], running: list[Any], received: list[int]) -> int:
-    """The exit code of the first rank that fails (the others end with the session of the cluster), or 0. A signal is
-    handed on to all ranks, which then stop together, with a checkpoint."""
+    """The exit code of the first rank that fails, or 0. A signal is handed on to all ranks, which stop together."""
     handed_on = 0
     while running:
         done, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
