@@ -25,6 +25,11 @@ corpus = "grammar"
 
 [train]
 device = "cpu"
+
+[schedule]
+policy = "cosine"
+learning_rate = 0.006
+warmup_steps = 100
 """
 
 
