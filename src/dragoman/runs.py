@@ -166,6 +166,11 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path}: not readable as JSON ({error})") from None
 
 
+def vacant(path: Path) -> bool:
+    """Whether something may be put there: nothing is there, or an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder under a name never used before; it takes its own name only when everything in it is whole.

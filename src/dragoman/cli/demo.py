@@ -10,7 +10,7 @@ from dragoman.config import load_config
 from dragoman.errors import RunError
 from dragoman.parallel.launch import launch
 from dragoman.report import load_run, write_report
-from dragoman.runs import write_text
+from dragoman.runs import vacant, write_text
 
 RUN_FILE = """# Written by `dragoman demo`. Change it and run the stages yourself:
 #   dragoman prepare {folder}/run.toml && dragoman train {folder}/run.toml --nproc 2
@@ -35,7 +35,7 @@ warmup_steps = 100
 
 def make_room(folder: Path, run_file: Path) -> None:
     """A demo before this one is replaced; a folder of somebody else is not."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if vacant(folder):
         return
     if not (run_file.is_file() and run_file.read_text(encoding="utf-8").startswith(RUN_FILE.splitlines()[0])):
         raise RunError(

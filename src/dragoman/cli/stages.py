@@ -25,11 +25,10 @@ def prepare(config: Config, *, force: bool = False, progress: runs.Progress = ru
     return prepare_data(config, __version__, force=force, progress=progress)
 
 
-def check_ready(config: Config, *, resume: bool) -> PreparedData:
+def check_ready(config: Config, *, resume: bool) -> None:
     """What would stop a run before its first step: found before any rank is started."""
-    data = PreparedData(config.data.folder)
+    PreparedData(config.data.folder)
     check_folder(runs.RunFolder(config.run.folder), resume=resume)
-    return data
 
 
 def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:

@@ -22,7 +22,7 @@ from dragoman.data.corpus import Pair
 from dragoman.data.shards import read_shards
 from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary
 from dragoman.errors import DataError
-from dragoman.runs import read_json
+from dragoman.runs import MANIFEST, read_json
 
 Ints = npt.NDArray[np.int64]
 
@@ -129,9 +129,9 @@ class PreparedData:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        if not (self.folder / "manifest.json").is_file():
+        if not (self.folder / MANIFEST).is_file():
             raise DataError(f"{folder}: no prepared data there. Run `dragoman prepare` with the same run file first")
-        self.manifest: dict[str, Any] = read_json(self.folder / "manifest.json")
+        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
         if self.manifest.get("format") != MANIFEST_FORMAT:
             raise DataError(
                 f"{folder}: prepared data of format {self.manifest.get('format')}; this version reads {MANIFEST_FORMAT}. Prepare it again"

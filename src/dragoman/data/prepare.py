@@ -28,7 +28,7 @@ def prepare(
     """Prepare the data of a run file. A folder with the same settings and inputs is used as it is."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
-    if (folder / "manifest.json").is_file() and not force:
+    if (folder / runs.MANIFEST).is_file() and not force:
         existing = PreparedData(folder)
         if existing.manifest["settings_digest"] == runs.digest_of(settings):
             return existing
@@ -38,14 +38,14 @@ def prepare(
         )
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is a file; data.folder names a folder to be made")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").is_file():
+    if not runs.vacant(folder) and not (folder / runs.MANIFEST).is_file():
         raise DataError(
             f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
         )
     with runs.new_folder(folder) as fresh:
         manifest = fill(fresh, config, progress)
         manifest |= {"dragoman": version, "settings": settings, "settings_digest": runs.digest_of(settings)}
-        runs.write_json(fresh / "manifest.json", manifest)
+        runs.write_json(fresh / runs.MANIFEST, manifest)
     return PreparedData(folder)
 
 

@@ -35,7 +35,7 @@ def evaluate(
     folder = find_model(Path(path))
     run = run_of(Path(path))
     name, pairs = test_set(run, source, reference)
-    translator = Translator.load(folder, device)
+    translator = Translator.read(folder, device)
     start = time.perf_counter()
     sources, references = ([pair[side] for pair in pairs] for side in (0, 1))
     translations = translator.translate(sources, beam=beam, progress=progress)

@@ -46,7 +46,7 @@ def check_arguments(kind: str, quantization: str | None) -> None:
 def vacant(out: Path) -> Path:
     """The place to write to, with links followed; refused when something is there."""
     target = out.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if not runs.vacant(target):
         raise RunError(f"{out}: exists and is not an empty folder; nothing was written. Name a new folder")
     return target
 

@@ -46,10 +46,6 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(section.dropout)
         self.register_buffer("frequencies", frequencies(section.d_model), persistent=False)
 
-    def blocks(self) -> list[nn.Module]:
-        """The repeated parts, for whoever wraps them from outside."""
-        return [*self.encoder, *self.decoder]
-
     def init_weights(self, seed: int) -> None:
         """The same weights for the same seed, whatever was drawn before."""
         generator = torch.Generator().manual_seed(seed)

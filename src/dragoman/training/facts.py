@@ -42,7 +42,7 @@ def check_folder(folder: runs.RunFolder, *, resume: bool) -> None:
     """A run is never overwritten, and files of somebody else are left alone."""
     if folder.exists() and not resume:
         raise RunError(occupied(folder))
-    if folder.path.exists() and not folder.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+    if not folder.exists() and not runs.vacant(folder.path):
         raise RunError(f"{folder.path}: is not empty and holds no run; it is left alone. Choose another run.folder")
 
 

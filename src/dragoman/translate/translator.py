@@ -29,7 +29,11 @@ class Translator:
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Translator:
         """From a model folder, a checkpoint, or a run (its best checkpoint)."""
-        folder = find_model(Path(path))
+        return cls.read(find_model(Path(path)), device)
+
+    @classmethod
+    def read(cls, folder: Path, device: str = "auto") -> Translator:
+        """From the folder that `find_model` found, and verified."""
         model, description = model_folder.read_model(folder)
         return cls(model.to(pick_device(device)), Vocabulary(folder / model_folder.VOCABULARY), description.translate)
 
@@ -82,15 +86,23 @@ def find_model(path: Path) -> Path:
             f"{path}: a CTranslate2 model; translate with the ctranslate2 package, or name the run it was made from"
         )
     if not (path / model_folder.DESCRIPTION).is_file():
-        path = best_checkpoint(runs.open_run(path))
+        return best_checkpoint(runs.open_run(path))
     if (path / runs.MANIFEST).is_file() and (problem := runs.damage(path)):
-        raise RunError(f"{path}: damaged, {problem}. Name another checkpoint of the run")
+        raise damaged(path, problem)
     return path
+
+
+def damaged(path: Path, problem: str) -> RunError:
+    return RunError(f"{path}: damaged, {problem}. Name another checkpoint of the run")
 
 
 def best_checkpoint(run: runs.RunFolder) -> Path:
     """The best one that is whole; of those without a score the newest."""
     ranked = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
-    if not ranked:
-        raise RunError(f"{run.path}: has no checkpoint yet")
-    return next((path for path in ranked if runs.damage(path) is None), ranked[0])
+    refusal = RunError(f"{run.path}: has no checkpoint yet")
+    for number, path in enumerate(dict.fromkeys(ranked)):  # verifying reads every byte: each of them once
+        problem = runs.damage(path)
+        if problem is None:
+            return path
+        refusal = damaged(path, problem) if number == 0 else refusal
+    raise refusal
