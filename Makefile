@@ -20,7 +20,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python bench/step.py
+	$(BIN)/python bench/cpu.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/dragoman config > docs/config.toml

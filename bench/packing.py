@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dragoman.benchmark.sentences import draw_lengths
 from dragoman.data.corpus import raw_pairs
 from dragoman.data.pack import Ints, Packing, Position, Row, rows_from
 from dragoman.data.subwords import Vocabulary
@@ -24,7 +25,7 @@ from dragoman.data.subwords import Vocabulary
 
 def main() -> None:
     options = parse()
-    source, target = real_lengths(options) if options.files else drawn_lengths(options.pairs)
+    source, target = real_lengths(options) if options.files else drawn_lengths(options)
     fits = (source <= options.width) & (target <= options.width)
     source, target = source[fits], target[fits]
     start = time.perf_counter()
@@ -55,10 +56,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def drawn_lengths(count: int) -> tuple[Ints, Ints]:
-    random = np.random.default_rng(0)
-    source = np.exp(random.normal(3.15, 0.55, count)).clip(4, 120).astype(np.int64)
-    return source, (source * np.exp(random.normal(0.03, 0.15, count))).clip(4, 120).astype(np.int64)
+def drawn_lengths(options: argparse.Namespace) -> tuple[Ints, Ints]:
+    return draw_lengths(options.pairs, options.width - 1, np.random.default_rng(0))
 
 
 def real_lengths(options: argparse.Namespace) -> tuple[Ints, Ints]:

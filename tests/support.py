@@ -25,7 +25,7 @@ def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
         "model.heads=2",
         "model.d_ff=64",
         "train.batch_tokens=1024",
-        "train.micro_batch_tokens=1024",
+        "train.tokens_per_gpu=1024",
         "train.log_every=2",
         "train.max_steps=6",
         "train.device=cpu",

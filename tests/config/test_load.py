@@ -33,7 +33,7 @@ def test_all_problems_at_once_with_path_value_and_remedy(tmp_path):
         ("train.max_steps=0", "greater than 0"),
         ("train.max_steps=1.5", "valid integer"),
         ("train.max_steps=true", "valid integer"),
-        ("train.precision=fp8", "'auto', 'fp32' or 'bf16'"),
+        ("train.precision=fp7", "'auto', 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
         ("train.betas=[0.9]", "train.betas"),
         ("model.dropout=1.0", "less than 1"),
         ("train.batch_tokens=1000", "not a multiple of train.tile_width = 64"),
@@ -45,6 +45,14 @@ def test_wrong_values_are_named(override, words):
     with pytest.raises(ConfigError, match=override.split("=")[0]) as error:
         load_config("tiny", [override])
     assert words in str(error.value)
+
+
+def test_long_pairs_need_a_wide_row_and_a_batch_that_holds_one():
+    long = ["data.max_tokens=200", "train.batch_tokens=256", "train.tokens_per_gpu=256"]
+    for wide_width, words in ((0, "fits neither"), (200, "fits neither"), (512, "does not hold one row")):
+        with pytest.raises(ConfigError, match=words):
+            load_config("tiny", [*long, f"train.wide_tile_width={wide_width}"])
+    assert load_config("tiny", [*long, "train.wide_tile_width=201"]).train.wide_tile_width == 201
 
 
 def test_order_of_precedence(tmp_path):

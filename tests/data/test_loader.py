@@ -5,7 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dragoman.data.encode import Encoded, Side
 from dragoman.data.loader import Share, once, prefetched, steps, tiles
 from dragoman.data.pack import Packing, Position
 from dragoman.data.subwords import BOS, EOS
@@ -78,3 +81,81 @@ def test_memory_map_is_what_the_index_says(prepared):
     data = prepared.encoded("train")
     assert int(data.source.lengths.sum()) == len(data.source.ids) == prepared.manifest["train"]["source_tokens"]
     assert np.all(data.target.lengths >= 2)
+
+
+def numbered(lengths):
+    """An encoded part in which every token of pair i is i."""
+    sides = [np.array(side) for side in zip(*lengths, strict=True)]
+    return Encoded(*(Side(np.repeat(np.arange(len(side)), side), np.cumsum(side)) for side in sides))
+
+
+def pairs_in(step):
+    """The pairs of a step as it was dealt to one rank."""
+    firsts = [
+        batch.target_out[(batch.target_segment > 0) & (batch.target_position == 0)] for batch in step.micro_batches
+    ]
+    return torch.cat(firsts).tolist()
+
+
+def shapes_of(step):
+    return [tuple(batch.source.shape) for batch in step.micro_batches]
+
+
+side = st.one_of(st.integers(1, 16), st.integers(1, 40))
+mixed = st.lists(st.tuples(side, side), min_size=1, max_size=60)
+long_only = st.lists(st.tuples(side, st.integers(17, 40)), min_size=1, max_size=30)
+packings = st.builds(
+    Packing, width=st.just(16), window_pairs=st.integers(1, 40), seed=st.just(3), wide_width=st.just(40)
+)
+
+
+@given(mixed | long_only, packings, st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_every_epoch_has_every_pair_once_in_two_shapes(lengths, packing, rows):
+    is_long = np.array(lengths).max(axis=1) > packing.width
+    seen = {packing.width: [], packing.wide_width: []}
+    shapes = set()
+    for step in islice(steps(numbered(lengths), packing, Share(rows, 0, 1, rows), Position()), 2 * len(lengths)):
+        (shape,) = shapes_of(step)
+        shapes.add(shape)
+        assert step.slots == shape[0] * shape[1] <= max(rows * packing.width, packing.wide_width)
+        seen[shape[1]] += pairs_in(step)
+        if not is_long.all():
+            assert len(seen[packing.wide_width]) <= (step.position.epoch + 1) * is_long.sum(), "not ahead of the others"
+    assert len(shapes) <= 2
+    for width, wanted in ((packing.width, ~is_long), (packing.wide_width, is_long)):
+        size = int(wanted.sum())
+        assert size or not seen[width]
+        for start in range(0, len(seen[width]) - size + 1, size or 1):
+            assert sorted(seen[width][start : start + size]) == np.flatnonzero(wanted).tolist()
+
+
+@given(mixed | long_only, packings, st.integers(1, 9), st.integers(0, 25))
+@settings(max_examples=100, deadline=None)
+def test_steps_go_on_from_any_position(lengths, packing, rows, done):
+    data, share = numbered(lengths), Share(rows, 0, 1, 4)
+    straight = list(islice(steps(data, packing, share, Position()), done + 12))
+    position = Position(*straight[done - 1].position) if done else Position()
+    for left, right in zip(straight[done:], steps(data, packing, share, position), strict=False):
+        assert (left.position, left.slots, left.target_tokens) == (right.position, right.slots, right.target_tokens)
+        for one, other in zip(left.micro_batches, right.micro_batches, strict=True):
+            assert all(map(torch.equal, one.tensors(), other.tensors()))
+
+
+@given(mixed | long_only, packings, st.integers(1, 9), st.integers(2, 4), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_ranks_take_the_same_steps_in_the_same_shapes(lengths, packing, rows, world, micro_rows):
+    data = numbered(lengths)
+    alone = steps(data, packing, Share(rows, 0, 1, rows), Position())
+    dealt = [steps(data, packing, Share(rows, rank, world, micro_rows), Position()) for rank in range(world)]
+    for whole, *parts in islice(zip(alone, *dealt, strict=True), 12):
+        assert sorted(pair for part in parts for pair in pairs_in(part)) == sorted(pairs_in(whole))
+        assert {part.position for part in parts} == {whole.position}
+        assert {(part.target_tokens, part.slots) for part in parts} == {(whole.target_tokens, whole.slots)}
+        assert len({tuple(shapes_of(part)) for part in parts}) == 1
+
+
+def test_a_pair_that_fits_no_row_is_never_left_out_silently():
+    for wide_width in (0, 20):
+        with pytest.raises(AssertionError, match="longer than a row"):
+            next(steps(numbered([(3, 4), (5, 21)]), Packing(16, 9, 1, wide_width), Share(2, 0, 1, 2), Position()))

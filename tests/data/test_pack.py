@@ -1,5 +1,6 @@
 """The packer and the stream of rows: nothing lost, nothing twice, the same from any position and for any number of ranks."""
 
+from hashlib import sha256
 from itertools import islice
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.loader import Share
-from dragoman.data.pack import Packing, Position, best_fit, rows_from
+from dragoman.data.pack import LongPairs, Packing, Position, best_fit, rows_from
 
 WIDTH = 32
 lengths = st.lists(st.tuples(st.integers(1, WIDTH), st.integers(1, WIDTH)), min_size=1, max_size=120)
@@ -75,3 +76,37 @@ def test_rows_are_full_on_lengths_of_real_text_and_not_sorted():
     longest = np.array([target[row].max() for row in rows])
     first, second = longest[:2000].mean(), longest[2000:].mean()
     assert abs(first - second) < 0.05 * first, "no curriculum by accident"
+
+
+def test_the_stream_is_the_one_that_older_checkpoints_point_into():
+    """Another digest means other rows behind the same position: raise PACKER then."""
+    number = np.arange(4_000)
+    source, target = 1 + number * number * 7 % 31, 1 + number * 11 // 3 % 3
+    for wide_width in (0, 64):
+        stream = rows_from(Position(), source, target, Packing(32, 2_000, 3, wide_width))
+        digest = sha256(repr([row for row, _ in islice(stream, 3_000)]).encode()).hexdigest()
+        assert digest.startswith("2d1338b0904d59b4")
+
+
+def test_settings_name_wide_rows_only_where_there_are_some():
+    narrow = {"width": 32, "window_pairs": 100, "seed": 3, "packer": 2}
+    assert Packing(32, 100, 3).settings() == narrow, "as it stands in older checkpoints"
+    assert Position(*[4, 2, 7]).wide == 0, "the same"
+    assert Packing(32, 100, 3, 64).settings() == narrow | {"wide_width": 64}
+
+
+def test_wide_steps_of_an_epoch_are_equally_large_and_spread_evenly():
+    random = np.random.default_rng(0)
+    target = np.where(random.random(20_000) < 0.1, random.integers(129, 400, 20_000), random.integers(5, 80, 20_000))
+    packing = Packing(128, 3_000, 1, 512)
+    long_pairs = LongPairs(target, target, packing, 32)
+    wide = [sum(map(len, rows)) for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch)]
+    assert sum(wide) == (target > 128).sum()
+    counts = [len(rows) for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch)]
+    assert max(counts) <= 32
+    assert max(counts) - min(counts) <= 1
+    due = [long_pairs.due(behind) for _, behind in islice(rows_from(Position(), target, target, packing), 15_000)]
+    assert np.diff(due).min() == 0
+    assert np.diff(due).max() == 1, "never two at once"
+    between = np.diff(np.flatnonzero(np.diff(due)))
+    assert between.max() < 2 * between.mean()

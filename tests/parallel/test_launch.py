@@ -10,7 +10,7 @@ from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
 
-SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.micro_batch_tokens=256"]
+SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
 
 def test_two_ranks_on_ray_learn_what_one_process_learns(prepared, tmp_path):

@@ -36,9 +36,9 @@ NO_DROPOUT = ["model.dropout=0.0", "train.max_steps=4"]
 def test_update_does_not_depend_on_ranks_and_micro_batches(prepared, tmp_path):
     """1 rank x 4 micro-batches = 2 x 2 = 4 x 1, through the real command line."""
     results = {}
-    for ranks, micro_batch_tokens in ((1, 256), (2, 256), (4, 256), (1, 1024)):
-        run = tmp_path / f"{ranks}-{micro_batch_tokens}"
-        config = tiny_config(prepared.folder, run, *NO_DROPOUT, f"train.micro_batch_tokens={micro_batch_tokens}")
+    for ranks, tokens_per_gpu in ((1, 256), (2, 256), (4, 256), (1, 1024)):
+        run = tmp_path / f"{ranks}-{tokens_per_gpu}"
+        config = tiny_config(prepared.folder, run, *NO_DROPOUT, f"train.tokens_per_gpu={tokens_per_gpu}")
         dragoman("train", "tiny", *as_overrides(config), "--nproc", str(ranks))
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         results[ranks, environment["micro_batches"]] = weights(run, 4)
@@ -63,9 +63,24 @@ def test_ten_steps_are_five_and_resume_and_five_to_the_bit(prepared, tmp_path):
     assert rows[0][10]["target_tokens"] == rows[1][10]["target_tokens"]
 
 
+def test_long_pairs_are_trained_on_and_a_resumed_run_is_still_exact(prepared, tmp_path):
+    wide = ["train.tile_width=32", "train.wide_tile_width=64", "train.window_pairs=200", "train.log_every=1"]
+    for name, halves in (("straight", [14]), ("halves", [7, 14])):
+        for steps in halves:
+            config = tiny_config(prepared.folder, tmp_path / name, *wide, f"train.max_steps={steps}")
+            train(config, resume=steps != halves[0])
+    assert_same(weights(tmp_path / "halves", 14), weights(tmp_path / "straight", 14), rtol=0, atol=0)
+    folder = runs.RunFolder(tmp_path / "halves")
+    positions = [json.loads((folder.checkpoint(at) / "training.json").read_text())["position"] for at in (7, 14)]
+    assert 0 < positions[0][3] < positions[1][3], "wide steps before and after the break"
+    assert all(0.4 < row["row_fill"] <= 1 for row in runs.read_rows(folder.metrics) if row["kind"] == "train")
+    with pytest.raises(RunError, match=r"train\.wide_tile_width"):
+        train(tiny_config(prepared.folder, folder.path, *wide, "train.wide_tile_width=128"), resume=True)
+
+
 def test_resume_with_two_ranks_is_exact_too_and_with_torchrun(prepared, tmp_path):
     def torchrun(run, steps, *extra):
-        config = tiny_config(prepared.folder, run, f"train.max_steps={steps}", "train.micro_batch_tokens=256")
+        config = tiny_config(prepared.folder, run, f"train.max_steps={steps}", "train.tokens_per_gpu=256")
         command = [
             sys.executable,
             "-m",
@@ -278,6 +293,7 @@ def test_logged_loss_is_the_mean_over_all_tokens_since_the_row_before(prepared, 
 
 
 def test_rows_that_cannot_hold_the_data_are_refused(prepared, tmp_path):
-    with pytest.raises(DataError, match=r"Raise train\.tile_width"):
-        train(tiny_config(prepared.folder, tmp_path / "run", "train.tile_width=8", "data.max_tokens=7"))
+    narrow = ["train.tile_width=8", "train.wide_tile_width=0", "data.max_tokens=7"]
+    with pytest.raises(DataError, match=r"Raise train\.wide_tile_width"):
+        train(tiny_config(prepared.folder, tmp_path / "run", *narrow))
     assert not (tmp_path / "run").exists()

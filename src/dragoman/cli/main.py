@@ -12,6 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
+from dragoman.cli import bench
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(bench.app, name="bench")
 
 
 class Engine(StrEnum):

@@ -107,12 +107,15 @@ class Train(Section):
     """Steps to train. A step is ONE update of the weights, from all ranks and all micro-batches together."""
     tile_width: Positive = 128
     """Slots per row on each side. Whole sentence pairs are packed into rows, several to a row."""
+    wide_tile_width: Count = 512
+    """Slots per row for pairs that do not fit train.tile_width: they fill steps of their own, with as many slots and fewer
+    rows. 0: there are none. It matters only when data.max_tokens is train.tile_width or more."""
     batch_tokens: Positive = 32_768
     """Target slots per step, over all ranks and micro-batches: batch_tokens / tile_width rows. The update depends on
     this number alone, not on how many GPUs share the work."""
-    micro_batch_tokens: Positive = 32_768
-    """Target slots one GPU handles at a time; lower it when memory runs out. What is missing to batch_tokens is
-    accumulated over several micro-batches."""
+    tokens_per_gpu: Positive | Literal["auto"] = "auto"
+    """Target slots one GPU handles at a time. What is missing to batch_tokens is accumulated over several micro-batches.
+    `auto`: as many as fit into its memory, found by trying when the run starts."""
     window_pairs: Positive = 16_384
     """Look-ahead of the packer: within a window of this many pairs in random order it looks for the best fit."""
     label_smoothing: Share = 0.1
@@ -127,8 +130,9 @@ class Train(Section):
     """Weight decay."""
     clip_norm: NonNegative = 0.0
     """Gradients with a larger norm than this are scaled down to it; 0 switches clipping off."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, fp32 elsewhere. Weights stay in fp32."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
+    """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, fp32 elsewhere. fp16 scales the loss by itself.
+    fp8 is bf16 with the forward products of large matrices in 8 bits. Weights and moments stay in fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. `auto`: on a GPU only."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -251,14 +255,24 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; choose a divisor"
     if model.d_model % 2:
         yield f"model.d_model = {model.d_model} is odd; sinusoidal positions need an even width"
-    if data.max_tokens >= train.tile_width:
+    widest = max(train.tile_width, train.wide_tile_width)
+    if data.max_tokens >= widest:
         yield (
-            f"data.max_tokens = {data.max_tokens} does not fit a row of train.tile_width = {train.tile_width} together with "
-            f"the end-of-sentence mark; lower data.max_tokens to {train.tile_width - 1} or raise train.tile_width"
+            f"data.max_tokens = {data.max_tokens} fits neither a row of train.tile_width = {train.tile_width} nor one of "
+            f"train.wide_tile_width = {train.wide_tile_width} together with the end-of-sentence mark; lower data.max_tokens to "
+            f"{widest - 1} or raise train.wide_tile_width"
         )
-    for key in ("batch_tokens", "micro_batch_tokens"):
-        if getattr(train, key) % train.tile_width:
-            yield f"train.{key} = {getattr(train, key)} is not a multiple of train.tile_width = {train.tile_width}"
+    sizes = {"batch_tokens": train.batch_tokens, "tokens_per_gpu": train.tokens_per_gpu}
+    for key, size in sizes.items():
+        if size == "auto":
+            continue
+        if size % train.tile_width:
+            yield f"train.{key} = {size} is not a multiple of train.tile_width = {train.tile_width}"
+        if train.tile_width <= data.max_tokens < train.wide_tile_width and size < train.wide_tile_width:
+            yield (
+                f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
+                f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
+            )
     if schedule.policy == "transformer" and not schedule.warmup_steps:
         yield 'schedule.warmup_steps = 0 has no meaning with schedule.policy = "transformer"; set it to 1 or more'
     if schedule.policy == "piecewise":

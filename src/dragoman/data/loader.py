@@ -9,23 +9,28 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, fields
-from itertools import islice
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dragoman.data.encode import Encoded, Ints, Side
-from dragoman.data.pack import Packing, Position, Row, best_fit, rows_from
+from dragoman.data.pack import LongPairs, Packing, Position, Row, best_fit, rows_from
 from dragoman.data.subwords import BOS
+
+Slots = npt.NDArray[np.int32]
 
 PREFETCH_STEPS = 4
 
 
 @dataclass
 class Batch:
-    """Rows of slots, all tensors [rows, width]. Segment 0 is an empty slot; pairs in a row are numbered from 1."""
+    """Rows of slots, all tensors [rows, width]. Segment 0 is an empty slot; pairs in a row are numbered from 1.
+
+    Labels are int64, which the loss needs; all else is int32, which is less to copy to the device."""
 
     source: Tensor
     source_position: Tensor
@@ -50,9 +55,10 @@ class Step:
     """What one rank computes for one update, and what all ranks together see."""
 
     micro_batches: list[Batch]
-    source_tokens: int  # these three over all ranks
+    source_tokens: int  # these four over all ranks
     target_tokens: int
     pairs: int
+    slots: int  # on each side, empty ones included
     position: Position  # behind this step
 
 
@@ -78,6 +84,14 @@ class Share:
         """Equal sizes, so that shapes never change; what is too much is filled with empty rows."""
         return -(-self.rows_per_rank // self.micro_batches)
 
+    def widened(self, packing: Packing) -> Share:
+        """The share of a step of wide rows: about as many slots, in fewer rows."""
+        rows, micro_rows = (
+            max(1, rows * packing.width // max(packing.wide_width, packing.width))
+            for rows in (self.rows, self.micro_rows)
+        )
+        return replace(self, rows=rows, micro_rows=micro_rows)
+
     def deal(self, rows: list[Row]) -> list[list[Row]]:
         """The micro-batches of this rank."""
         mine = rows[self.rank :: self.world]
@@ -87,19 +101,33 @@ class Share:
 
 
 def steps(data: Encoded, packing: Packing, share: Share, position: Position) -> Iterator[Step]:
-    """Endless steps from `position` on."""
-    source_lengths, target_lengths = data.source.lengths, data.target.lengths
-    stream = rows_from(position, source_lengths, target_lengths, packing)
+    """Endless steps from `position` on, each of narrow or of wide rows alone: two shapes in all."""
+    lengths = data.source.lengths, data.target.lengths
+    wide_share = share.widened(packing)
+    long_pairs = LongPairs(*lengths, packing, wide_share.rows)
+    narrow_rows, wide_rows = rows_from(position, *lengths, packing), long_pairs.steps_from(position.wide)
     while True:
-        rows, behind = zip(*islice(stream, share.rows), strict=True)
-        pairs = [pair for row in rows for pair in row]
-        yield Step(
-            [tiles(data, part, packing.width) for part in share.deal(list(rows))],
-            int(source_lengths[pairs].sum()),
-            int(target_lengths[pairs].sum()),
-            len(pairs),
-            behind[-1],
-        )
+        if position.wide < long_pairs.due(position):
+            position = position._replace(wide=position.wide + 1)
+            yield one_step(data, lengths, next(wide_rows), packing.wide_width, wide_share, position)
+        else:
+            rows, behind = zip(*islice(narrow_rows, share.rows), strict=True)
+            position = behind[-1]._replace(wide=position.wide)
+            yield one_step(data, lengths, list(rows), packing.width, share, position)
+
+
+def one_step(
+    data: Encoded, lengths: tuple[Ints, Ints], rows: list[Row], width: int, share: Share, behind: Position
+) -> Step:
+    pairs = np.fromiter(chain.from_iterable(rows), np.int64)
+    return Step(
+        [tiles(data, part, width) for part in share.deal(rows)],
+        int(lengths[0][pairs].sum()),
+        int(lengths[1][pairs].sum()),
+        len(pairs),
+        share.rows * width,
+        behind,
+    )
 
 
 def once(data: Encoded, width: int, slots: int, rank: int, world: int) -> Iterator[tuple[Batch, int]]:
@@ -120,31 +148,30 @@ def tiles(data: Encoded, rows: list[Row], width: int) -> Batch:
     target, target_position, target_segment = place(data.target, rows, width)
     target_in = np.zeros_like(target)
     target_in[:, 1:] = target[:, :-1]
-    target_in[(target_segment > 0) & (target_position == 0)] = BOS
+    target_in[target_position == 0] = BOS
     target_in[target_segment == 0] = 0
-    arrays = (source, source_position, source_segment, target_in, target, target_position, target_segment)
+    labels = target.astype(np.int64)
+    arrays = (source, source_position, source_segment, target_in, labels, target_position, target_segment)
     return Batch(*(torch.from_numpy(array) for array in arrays))
 
 
-def place(side: Side, rows: list[Row], width: int) -> tuple[Ints, Ints, Ints]:
-    """Ids, positions and segments of one side, [rows, width] each, without a Python loop over tokens."""
-    pairs = np.array([pair for row in rows for pair in row], dtype=np.int64)
-    row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    segment_of = np.concatenate([np.arange(1, len(row) + 1) for row in rows]) if len(pairs) else pairs
-    ends = side.ends[pairs]
+def place(side: Side, rows: list[Row], width: int) -> tuple[Slots, Slots, Slots]:
+    """Ids, positions and segments of one side, [rows, width] each, without a Python loop over tokens or pairs."""
+    pairs = np.fromiter(chain.from_iterable(rows), np.int64)
+    counts = np.fromiter(map(len, rows), np.int64)
+    row_of = np.repeat(np.arange(len(rows)), counts)
+    first_of = np.repeat(np.cumsum(counts) - counts, counts)  # the first pair in the row of each pair
     starts = np.where(pairs > 0, side.ends[pairs - 1], 0)
-    lengths = ends - starts
+    lengths = side.ends[pairs] - starts
     before = np.cumsum(lengths) - lengths  # tokens placed before each pair, over all rows
-    first_of_row = np.searchsorted(row_of, np.arange(len(rows)))
-    row_base = np.append(before, lengths.sum())[first_of_row]
-    slots = row_of * width + before - row_base[row_of]
+    first_slots = row_of * width + before - before[first_of]
 
     within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-    target_slots = np.repeat(slots, lengths) + within
-    ids, positions, segments = (np.zeros(len(rows) * width, dtype=np.int64) for _ in range(3))
-    ids[target_slots] = side.ids[np.repeat(starts, lengths) + within]
-    positions[target_slots] = within
-    segments[target_slots] = np.repeat(segment_of, lengths)
+    slots = np.repeat(first_slots, lengths) + within
+    ids, positions, segments = np.zeros((3, len(rows) * width), dtype=np.int32)
+    ids[slots] = side.ids[np.repeat(starts, lengths) + within]
+    positions[slots] = within
+    segments[slots] = np.repeat(np.arange(1, len(pairs) + 1) - first_of, lengths)
     return ids.reshape(-1, width), positions.reshape(-1, width), segments.reshape(-1, width)
 
 

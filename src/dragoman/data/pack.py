@@ -5,8 +5,11 @@ a row, shapes never change, and hardly a slot is empty.
 
     pairs --shuffle per epoch--> windows --best fit--> rows --shuffle in the window--> one endless stream of rows
 
-A window is packed by itself, so a position in the stream is three small numbers, and any position is reached by packing
+A window is packed by itself, so a position in the stream is a few small numbers, and any position is reached by packing
 one window: no batch is skipped over, however far a run has come. The stream does not depend on the number of ranks.
+
+Pairs that do not fit such a row are kept out of the stream. They are packed into wider rows, which fill steps of their
+own, spread over the epoch: two shapes in all.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ LOOK_AT = 64  # rows of equal free space that are tried before the next emptier 
 
 
 class Position(NamedTuple):
-    """Where the next row comes from: three numbers, valid for any number of ranks."""
+    """Where the next step comes from: four numbers, valid for any number of ranks."""
 
     epoch: int = 0
     window: int = 0
     row: int = 0
+    wide: int = 0  # steps of long pairs so far, over all epochs
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,14 @@ class Packing:
     width: int
     window_pairs: int
     seed: int
+    wide_width: int = 0  # of the rows for pairs that do not fit `width`; 0: there are none
 
     def settings(self) -> dict[str, int]:
-        return asdict(self) | {"packer": PACKER}
+        """Without long pairs the same as before there were wide rows, so that older checkpoints go on."""
+        return {key: value for key, value in asdict(self).items() if key != "wide_width" or value} | {"packer": PACKER}
+
+    def is_long(self, source_lengths: Ints, target_lengths: Ints) -> npt.NDArray[np.bool_]:
+        return np.maximum(source_lengths, target_lengths) > (self.width if self.wide_width else np.inf)
 
 
 def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row]:
@@ -61,13 +70,14 @@ def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row
 
 
 class OpenRows:
-    """Rows by their free target slots. A bit set tells which numbers of free slots occur at all, so that the best one is
-    found without walking through the others."""
+    """Rows by their free target slots. A bit set tells which numbers of free slots occur at all, and a bound for each of
+    them how many source slots are free at most, so that the best row is found without walking through the others."""
 
     def __init__(self, width: int):
         self.width = width
         self.free_source: list[int] = []
         self.by_free_target: list[list[int]] = [[] for _ in range(width + 1)]
+        self.most_free_source = [0] * (width + 1)
         self.occupied = 0
 
     def place(self, source: int, target: int) -> int:
@@ -76,6 +86,7 @@ class OpenRows:
         self.free_source[row] -= source
         left = free_target - target
         self.by_free_target[left].append(row)
+        self.most_free_source[left] = max(self.most_free_source[left], self.free_source[row])
         self.occupied |= 1 << left
         return row
 
@@ -84,6 +95,9 @@ class OpenRows:
         levels = self.occupied >> target << target
         while levels:
             free_target = (levels & -levels).bit_length() - 1
+            levels &= levels - 1
+            if self.most_free_source[free_target] < source:
+                continue
             candidates = self.by_free_target[free_target]
             for place in range(len(candidates) - 1, max(-1, len(candidates) - 1 - LOOK_AT), -1):
                 row = candidates[place]
@@ -93,7 +107,8 @@ class OpenRows:
                     if not candidates:
                         self.occupied &= ~(1 << free_target)
                     return row, free_target
-            levels &= levels - 1
+            if len(candidates) <= LOOK_AT:
+                self.most_free_source[free_target] = source - 1
         self.free_source.append(self.width)
         return len(self.free_source) - 1, self.width
 
@@ -103,23 +118,61 @@ def rows_from(
 ) -> Iterator[tuple[Row, Position]]:
     """The endless stream of rows from `position` on, each with the position behind it.
 
-    Every epoch has every pair exactly once, in an order of its own that follows from (seed, epoch)."""
-    pairs = len(source_lengths)
-    windows = -(-pairs // packing.window_pairs)
-    epoch, window, skip = position
-    while True:
-        order = np.random.default_rng([packing.seed, epoch]).permutation(pairs)
+    Every epoch has every pair that is not long exactly once, in an order of its own that follows from (seed, epoch)."""
+    narrow = np.flatnonzero(~packing.is_long(source_lengths, target_lengths))
+    windows = -(-len(narrow) // packing.window_pairs)
+    epoch, window, skip, _ = position
+    while windows:
+        order = np.random.default_rng([packing.seed, epoch]).permutation(len(narrow))
         for current in range(window, windows):
-            chosen = order[current * packing.window_pairs : (current + 1) * packing.window_pairs]
+            chosen = narrow[order[current * packing.window_pairs : (current + 1) * packing.window_pairs]]
             rows = best_fit(source_lengths[chosen], target_lengths[chosen], packing.width)
-            shuffled = np.random.default_rng([packing.seed, epoch, current]).permutation(len(rows))
+            pairs = chosen.tolist()
+            shuffled = np.random.default_rng([packing.seed, epoch, current]).permutation(len(rows)).tolist()
             for place in range(skip, len(rows)):
                 last = place + 1 == len(rows)
                 behind = Position(epoch, current, place + 1) if not last else next_window(epoch, current, windows)
-                yield [int(chosen[pair]) for pair in rows[shuffled[place]]], behind
+                yield [pairs[pair] for pair in rows[shuffled[place]]], behind
             skip = 0
         epoch, window = epoch + 1, 0
 
 
 def next_window(epoch: int, window: int, windows: int) -> Position:
     return Position(epoch, window + 1, 0) if window + 1 < windows else Position(epoch + 1, 0, 0)
+
+
+class LongPairs:
+    """The pairs that need wide rows, cut into steps, and when these are due.
+
+    They are packed once: every epoch has the same rows, and so the same number of steps, in an order of its own."""
+
+    def __init__(self, source_lengths: Ints, target_lengths: Ints, packing: Packing, rows_per_step: int):
+        is_long = packing.is_long(source_lengths, target_lengths)
+        pairs = np.flatnonzero(is_long)
+        rows = best_fit(source_lengths[pairs], target_lengths[pairs], packing.wide_width)
+        self.rows: list[Row] = [pairs[row].tolist() for row in rows]
+        self.steps_per_epoch = -(-len(rows) // rows_per_step)
+        self.packing = packing
+        self.narrow_pairs = len(is_long) - len(pairs)
+        narrow_tokens = max(int(lengths.sum(where=~is_long)) for lengths in (source_lengths, target_lengths))
+        self.narrow_rows = max(1, narrow_tokens // packing.width)  # about: packing them all would take too long
+
+    def due(self, position: Position) -> int:
+        """How many wide steps there should have been before `position`, so that they are spread over the epoch."""
+        if not self.narrow_pairs:
+            return position.wide + 1
+        done = min(self.rows_before(position.window) + position.row, self.rows_before(position.window + 1))
+        return self.steps_per_epoch * position.epoch + self.steps_per_epoch * done // self.narrow_rows
+
+    def rows_before(self, window: int) -> int:
+        return self.narrow_rows * min(window * self.packing.window_pairs, self.narrow_pairs) // self.narrow_pairs
+
+    def steps_from(self, wide: int) -> Iterator[list[Row]]:
+        """The rows of every wide step from number `wide` on. Steps of an epoch are equally large, but for one row."""
+        epoch, first = divmod(wide, self.steps_per_epoch)
+        while True:
+            order = np.random.default_rng([self.packing.seed, epoch, 0, 1]).permutation(len(self.rows)).tolist()
+            cuts = [len(order) * step // self.steps_per_epoch for step in range(self.steps_per_epoch + 1)]
+            for step in range(first, self.steps_per_epoch):
+                yield [self.rows[row] for row in order[cuts[step] : cuts[step + 1]]]
+            epoch, first = epoch + 1, 0

@@ -19,7 +19,7 @@ from dragoman.errors import DragomanError, require_extra
 from dragoman.exporting.weights import read_whole
 from dragoman.model.folder import VOCABULARY
 from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward
-from dragoman.model.transformer import Transformer
+from dragoman.model.transformer import Transformer, waves
 
 # CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
 POSITIONS = 2048
@@ -69,7 +69,7 @@ def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
 
 
 def position_table(model: Transformer) -> Tensor:
-    return model.waves(torch.arange(POSITIONS))
+    return waves(torch.arange(POSITIONS), model.section.d_model)
 
 
 def set_encoder_layer(spec: Any, block: EncoderBlock) -> None:

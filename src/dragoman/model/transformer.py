@@ -14,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
-from dragoman.model.layers import DecoderBlock, EncoderBlock, KeyValue
+from dragoman.model.layers import AddNorm, CrossAttention, DecoderBlock, EncoderBlock, FeedForward, KeyValue, SelfAttention
+from dragoman.model.ops import sight
+
+WIDE = 1024  # models of this width use 8 bits inside their layers too
+TABLE = 1024  # positions that are looked up: sines are slow to compute
 
 
 @dataclass
@@ -35,16 +39,18 @@ class Cache:
 
 
 class Transformer(nn.Module):
+    eight_bits = False  # of the output matrix
+
     def __init__(self, section: Model, vocab_size: int):
         super().__init__()
         self.section = section
         self.embedding = nn.Embedding(vocab_size, section.d_model)
         self.encoder = nn.ModuleList(EncoderBlock(section) for _ in range(section.encoder_layers))
-        self.encoder_norm = nn.LayerNorm(section.d_model)
+        self.encoder_norm = AddNorm(section)
         self.decoder = nn.ModuleList(DecoderBlock(section) for _ in range(section.decoder_layers))
-        self.decoder_norm = nn.LayerNorm(section.d_model)
+        self.decoder_norm = AddNorm(section)
         self.dropout = nn.Dropout(section.dropout)
-        self.register_buffer("frequencies", frequencies(section.d_model), persistent=False)
+        self.register_buffer("waves", waves(torch.arange(TABLE), section.d_model), persistent=False)
 
     def init_weights(self, seed: int) -> None:
         """The same weights for the same seed, whatever was drawn before."""
@@ -60,34 +66,41 @@ class Transformer(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def embed(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        return self.dropout(self.embedding(ids_BT) * math.sqrt(self.section.d_model) + self.waves(position_BT))
+    def use_eight_bits(self) -> None:
+        """Forward products with large matrices in fp8: always that of the output; those inside the layers where the model is
+        wide enough to win more than the conversion costs."""
+        self.eight_bits = True
+        for module in self.modules():
+            if isinstance(module, SelfAttention | CrossAttention | FeedForward):
+                module.eight_bits = self.section.d_model >= WIDE
 
-    def waves(self, position_BT: Tensor) -> Tensor:
-        """Sinusoidal positions: no table, so no sentence is too long."""
-        angles = position_BT.unsqueeze(-1) * self.frequencies  # type: ignore[operator]
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    def embed(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
+        """In the type of the matrix products: the stream that all sublayers add to is read and written most of all."""
+        embedded = self.embedding(ids_BT) * math.sqrt(self.section.d_model) + self.place(position_BT)
+        return self.dropout(embedded).to(product_type(embedded))
+
+    def place(self, position_BT: Tensor) -> Tensor:
+        """Looked up where a row is no longer than the table, computed otherwise: no sentence is too long."""
+        if position_BT.shape[1] <= TABLE and position_BT.shape[1] > 1:
+            return F.embedding(position_BT, self.waves)  # type: ignore[arg-type]
+        return waves(position_BT, self.section.d_model)
 
     def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Tensor:
-        mask = same_segment(segment_BS, segment_BS)
-        x_BSD = self.embed(source_BS, position_BS)
+        seen = sight(segment_BS, segment_BS)
+        x_BSD, update = self.embed(source_BS, position_BS), None
         for block in self.encoder:
-            x_BSD = block(x_BSD, mask)
-        return self.encoder_norm(x_BSD)
+            x_BSD, update = block(x_BSD, update, seen)
+        return self.encoder_norm(x_BSD, update)[1]
 
     def decode(
         self, target_BT: Tensor, position_BT: Tensor, segment_BT: Tensor, memory_BSD: Tensor, source_segment_BS: Tensor
     ) -> Tensor:
         """The last hidden state of every target slot; `logits` turns it into scores."""
-        width = target_BT.shape[1]
-        past_only = torch.ones(width, width, dtype=torch.bool, device=target_BT.device).tril()
-        mask = same_segment(segment_BT, segment_BT) & past_only
-        # Empty slots may look anywhere: a row of the softmax without any key would be NaN.
-        cross_mask = same_segment(segment_BT, source_segment_BS) | (segment_BT == 0)[:, None, :, None]
-        x_BTD = self.embed(target_BT, position_BT)
+        seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
+        x_BTD, update = self.embed(target_BT, position_BT), None
         for block in self.decoder:
-            x_BTD = block(x_BTD, mask, memory_BSD, cross_mask)
-        return self.decoder_norm(x_BTD)
+            x_BTD, update = block(x_BTD, update, seen, memory_BSD, seen_source)
+        return self.decoder_norm(x_BTD, update)[1]
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         return F.linear(x_BTD, self.embedding.weight)
@@ -103,18 +116,23 @@ class Transformer(nn.Module):
 
     def step(self, target_N: Tensor, cache: Cache) -> Tensor:
         """Logits [N, V] of the position after `target_N`, and the cache one longer."""
-        x_N1D = self.embed(target_N[:, None], torch.full_like(target_N[:, None], cache.length))
+        x_N1D, update = self.embed(target_N[:, None], torch.full_like(target_N[:, None], cache.length)), None
         for layer, block in enumerate(self.decoder):
-            x_N1D, cache.past[layer] = block.step(x_N1D, cache.past[layer], cache.memory[layer], cache.cross_mask)  # type: ignore[operator]
+            past, memory = cache.past[layer], cache.memory[layer]
+            x_N1D, update, cache.past[layer] = block.step(x_N1D, update, past, memory, cache.cross_mask)  # type: ignore[operator]
         cache.length += 1
-        return self.logits(self.decoder_norm(x_N1D)).squeeze(1)
+        return self.logits(self.decoder_norm(x_N1D, update)[1]).squeeze(1)
 
 
-def same_segment(query_BT: Tensor, key_BS: Tensor) -> Tensor:
-    return (query_BT[:, :, None] == key_BS[:, None, :])[:, None]
+def product_type(x: Tensor) -> torch.dtype:
+    """The type that matrix products are computed in: autocast's, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def frequencies(width: int) -> Tensor:
-    """Wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor."""
+def waves(position: Tensor, width: int) -> Tensor:
+    """Sinusoidal positions, wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor."""
     half = width // 2
-    return torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(10_000.0) / max(1, half - 1)))
+    steps = torch.arange(half, dtype=torch.float32, device=position.device)
+    angles = position.unsqueeze(-1) * torch.exp(steps * (-math.log(10_000.0) / max(1, half - 1)))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -42,7 +42,7 @@ def save(
         model_folder.write_model(fresh, state.model.state_dict(), description, vocabulary)
         moments = optim.moments(state.optimizer, state.model)
         model_folder.write_tensors(fresh / OPTIMIZER, moments)
-        runs.write_json(fresh / TRAINING, state.numbers() | identity)
+        runs.write_json(fresh / TRAINING, state.numbers() | identity | {"updates": optim.updates(state.optimizer)})
         return runs.write_manifest(fresh, {"step": state.step, "time": round(time.time(), 3), "scores": scores})
 
 
@@ -61,8 +61,10 @@ def newest_sound(run: runs.RunFolder) -> Path | None:
 def restore(checkpoint: Path, state: TrainState) -> None:
     """Put a checkpoint into `state`."""
     model_folder.load_weights(state.model, model_folder.read_weights(checkpoint), checkpoint / model_folder.WEIGHTS)
-    state.restore_numbers(runs.read_json(checkpoint / TRAINING))
-    optim.restore(state.optimizer, state.model, load_file(checkpoint / OPTIMIZER), state.step)
+    numbers = runs.read_json(checkpoint / TRAINING)
+    state.restore_numbers(numbers)
+    updates = numbers.get("updates", state.step)
+    optim.restore(state.optimizer, state.model, load_file(checkpoint / OPTIMIZER), updates)
 
 
 def prune(run: runs.RunFolder, section: Checkpoint) -> None:

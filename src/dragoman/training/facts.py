@@ -12,6 +12,7 @@ from dragoman import runs
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Share
+from dragoman.data.pack import Packing
 from dragoman.errors import DataError, RunError
 from dragoman.model import size
 from dragoman.monitor import host
@@ -20,21 +21,29 @@ from dragoman.parallel.reduce import gather
 
 
 def share_of(config: Config, mesh: Mesh) -> Share:
+    """With "auto", everything at once: the trainer makes it smaller when it does not fit."""
     train = config.train
-    return Share(
-        train.batch_tokens // train.tile_width,
-        mesh.rank,
-        mesh.world,
-        max(1, train.micro_batch_tokens // train.tile_width),
+    at_once = train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
+    return Share(train.batch_tokens // train.tile_width, mesh.rank, mesh.world, max(1, at_once // train.tile_width))
+
+
+def packing_of(data: PreparedData, config: Config) -> Packing:
+    """Wide rows only where some pair needs them: without one their width changes nothing, and nobody has to keep it."""
+    train = config.train
+    is_needed = data.manifest["train"]["longest"] > train.tile_width
+    return Packing(
+        train.tile_width, train.window_pairs, config.run.seed, wide_width=train.wide_tile_width if is_needed else 0
     )
 
 
 def check_fits(data: PreparedData, config: Config) -> None:
-    longest = data.manifest["train"]["longest"]
-    if longest > config.train.tile_width:
+    train, longest = config.train, data.manifest["train"]["longest"]
+    widest = max(train.tile_width, train.wide_tile_width)
+    if longest > widest:
         raise DataError(
-            f"{data.folder}: its longest training sentence has {longest} tokens, a row has train.tile_width = {config.train.tile_width}. "
-            f"Raise train.tile_width, or lower data.max_tokens to {config.train.tile_width - 1} and prepare again"
+            f"{data.folder}: its longest training sentence has {longest} tokens, a row has train.tile_width = {train.tile_width}, "
+            f"a wide one train.wide_tile_width = {train.wide_tile_width}. Raise train.wide_tile_width to {longest} or more, or "
+            f"lower data.max_tokens to {widest - 1} and prepare again"
         )
 
 
@@ -77,5 +86,6 @@ def environment(config: Config, mesh: Mesh, share: Share, vocab_size: int) -> di
         "rows_per_step": share.rows,
         "micro_batches": share.micro_batches,
         "rows_per_micro_batch": share.rows_per_micro_batch,
+        "tokens_per_gpu": share.rows_per_micro_batch * config.train.tile_width,
         "model": size.summary(config.model, vocab_size, config.train.label_smoothing, mesh.world),
     }

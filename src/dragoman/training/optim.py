@@ -35,6 +35,11 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Ten
     return {f"{moment}.{name}": state[parameter][moment] for name, parameter in named for moment in MOMENTS}
 
 
+def updates(optimizer: torch.optim.Optimizer) -> int:
+    """Updates that were made: with fp16 fewer than steps, as an overflowing one is skipped."""
+    return int(max((float(state["step"]) for state in optimizer.state.values()), default=0))
+
+
 def restore(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], updates: int) -> None:
     names = [name for name, _ in model.named_parameters()]
     state = {

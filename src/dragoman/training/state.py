@@ -19,6 +19,7 @@ class TrainState:
 
     model: Transformer
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of the loss; only fp16 needs it
     step: int = 0  # updates done
     position: Position = Position()  # of the next row of the data
     source_tokens: int = 0  # seen, over all ranks
@@ -30,12 +31,15 @@ class TrainState:
 
     def numbers(self) -> dict[str, Any]:
         """Everything but the tensors."""
-        return {key: getattr(self, key) for key in self.counters()} | {"position": list(self.position)}
+        own = {"position": list(self.position), "scaler": self.scaler.state_dict()}
+        return {key: getattr(self, key) for key in self.counters()} | own
 
     def restore_numbers(self, numbers: dict[str, Any]) -> None:
         for key in self.counters():
             setattr(self, key, numbers[key])
         self.position = Position(*numbers["position"])
+        if self.scaler.is_enabled() and numbers.get("scaler"):  # a run that was not in fp16 before has no scale
+            self.scaler.load_state_dict(numbers["scaler"])
 
     @staticmethod
     def counters() -> tuple[str, ...]:

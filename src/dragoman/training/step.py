@@ -6,9 +6,6 @@ the number of ranks and micro-batches they were split over. Tested with 1x4 = 2x
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +13,8 @@ from dragoman.config.schema import Train
 from dragoman.data.loader import Step
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.wrap import exchange
+from dragoman.training.precision import Arithmetic
 from dragoman.training.state import TrainState
-
-
-class Arithmetic(Protocol):
-    def __call__(self) -> AbstractContextManager[object]: ...
 
 
 def update(
@@ -34,10 +28,12 @@ def update(
             with arithmetic():
                 loss, _ = wrapped(*batch.to(mesh.device).tensors())
             # Gradients are averaged over ranks, hence `world`; the tokens are those of all ranks.
-            (loss * (mesh.world / step.target_tokens)).backward()
+            state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
             loss_sum += loss.detach()
-    norm = nn.utils.clip_grad_norm_(state.model.parameters(), train.clip_norm or float("inf"))
-    state.optimizer.step()
+    state.scaler.unscale_(state.optimizer)
+    norm = clip(state.model, train.clip_norm)
+    state.scaler.step(state.optimizer)  # with fp16, not where a gradient overflowed
+    state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
     state.position = step.position
@@ -45,6 +41,15 @@ def update(
     state.target_tokens += step.target_tokens
     state.pairs += step.pairs
     return loss_sum, norm
+
+
+def clip(model: nn.Module, clip_norm: float) -> Tensor:
+    """The norm of the gradient before it is clipped."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if clip_norm:
+        nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
+    return norm
 
 
 def seed_for(seed: int, step: int, rank: int) -> int:

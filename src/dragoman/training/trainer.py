@@ -11,12 +11,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from dragoman import runs
@@ -25,7 +25,6 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps
-from dragoman.data.pack import Packing
 from dragoman.errors import RunError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
@@ -35,8 +34,8 @@ from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
-from dragoman.training import checkpoint, facts, optim
-from dragoman.training.precision import arithmetic, resolve
+from dragoman.training import checkpoint, facts, memory, optim
+from dragoman.training.precision import arithmetic_of
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 from dragoman.training.validate import validation_loss
@@ -74,17 +73,18 @@ class Trainer:
         self.folder = runs.RunFolder(config.run.folder)
         self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
         facts.check_fits(data, config)
-        self.precision = resolve(config.train.precision, mesh.device)
-        self.arithmetic = partial(arithmetic, self.precision, mesh.device)
+        self.arithmetic = arithmetic_of(config.train.precision, mesh.device)
         self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
-        self.packing = Packing(config.train.tile_width, config.train.window_pairs, config.run.seed)
+        self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
         self.rate = learning_rate(config)
         model = Transformer(config.model, len(data.vocabulary))
         model.init_weights(config.run.seed)
         model.to(mesh.device)
-        self.state = TrainState(model, optim.build(model, config.train))
-        self.objective = SequenceLoss(model, config.train.label_smoothing, compiled=self.compiled)
+        if self.arithmetic.name == "fp8":
+            model.use_eight_bits()
+        self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler())
+        self.objective = SequenceLoss(model, config.train.label_smoothing)
         self.description = Description(
             config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
         )
@@ -113,6 +113,8 @@ class Trainer:
                 ("resuming", f"from {source}") if source else ("starting", f"nothing to resume in {self.folder.path}")
             )
             self.progress(what[0], self.state.step, self.config.train.max_steps, what[1])
+        if self.config.train.tokens_per_gpu == "auto" and not self.done:
+            self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
         self.samples_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
         if self.mesh.is_main and not self.done:
@@ -154,8 +156,11 @@ class Trainer:
                 step = next(stream)
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
-            loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
-            window.add(loss_sum, step.source_tokens, step.target_tokens)
+            try:
+                loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
+            except torch.cuda.OutOfMemoryError:
+                raise self.out_of_memory() from None
+            window.add(loss_sum, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
                 self.record(window.close(), rate, float(norm))
@@ -173,13 +178,40 @@ class Trainer:
             return False
         return sum_over_ranks(self.mesh, [float(self.stop_requested)])[0] > 0
 
+    # --- memory ---
+
+    def rows_for_all(self) -> int:
+        """As many rows per micro-batch as fit the fullest device of all ranks."""
+        rows = min(gather(self.mesh, self.rows_that_fit()))
+        if rows == 0:
+            raise TrainingError(
+                f"not one row of train.tile_width = {self.packing.width} fits into the memory of {self.mesh.device}; is another "
+                "process using it? Otherwise choose a smaller model"
+            )
+        return rows
+
+    def rows_that_fit(self) -> int:
+        return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic)
+
+    def out_of_memory(self) -> TrainingError:
+        """In words, with a value that fits now."""
+        self.state.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        used, fitting = (rows * self.packing.width for rows in (self.share.rows_per_micro_batch, self.rows_that_fit()))
+        remedy = f"train.tokens_per_gpu={fitting} fits" if fitting else "not even one row fits: choose a smaller model"
+        return TrainingError(
+            f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {used}; {remedy}. "
+            f"Checkpoints are in {self.folder.checkpoints}"
+        )
+
     # --- records ---
 
     def record(self, totals: Totals, rate: float, grad_norm: float) -> None:
         """One row of metrics, from sums that are the same on every rank: all of them stop when training diverged."""
         state = self.state
         state.train_seconds += totals.seconds
-        if not (math.isfinite(totals.loss) and math.isfinite(grad_norm)):
+        overflow_is_normal = state.scaler.is_enabled()  # fp16 leaves such a step out and lowers its scale
+        if not (math.isfinite(totals.loss) and (math.isfinite(grad_norm) or overflow_is_normal)):
             self.event("stop", reason="diverged", seconds=round(time.time() - self.started, 3))
             raise TrainingError(
                 f"step {state.step}: the loss is {totals.loss} and the gradient norm {grad_norm}; training diverged. Lower "
@@ -195,7 +227,6 @@ class Trainer:
 
     def row(self, totals: Totals, rate: float, grad_norm: float) -> runs.Row:
         state = self.state
-        slots = totals.steps * self.share.rows * self.packing.width
         return {
             "kind": "train",
             "step": state.step,
@@ -210,7 +241,7 @@ class Trainer:
             "source_tokens": state.source_tokens,
             "target_tokens": state.target_tokens,
             "pairs": state.pairs,
-            "row_fill": round(totals.target_tokens / slots, 4),
+            "row_fill": round(totals.target_tokens / totals.slots, 4),
             "train_seconds": round(state.train_seconds, 3),
         }
 
@@ -246,8 +277,10 @@ class Trainer:
     def validate(self) -> bool:
         """Validation loss and all tasks; returns whether the chosen metric is better than ever before."""
         start = time.perf_counter()
+        width = self.packing.width
+        slots = self.share.rows_per_micro_batch * width
         scores: dict[str, Any] = validation_loss(
-            self.objective, self.valid_data, self.mesh, self.config.train, self.arithmetic
+            self.objective, self.valid_data, self.mesh, width, slots, self.arithmetic
         )
         moment = Moment(self.state.step, self.state.model.eval(), self.mesh, self.folder)
         for task in self.tasks:
@@ -306,7 +339,7 @@ class Trainer:
             if key != "dragoman" and saved.get(key, value) != value:
                 names = {
                     "data_digest": f"the prepared data in {self.data.folder}",
-                    "packing": "train.tile_width, train.window_pairs or run.seed",
+                    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
                     "rows_per_step": "train.batch_tokens or train.tile_width",
                     "shape": "the section [model]",
                 }
@@ -318,7 +351,7 @@ class Trainer:
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
         environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
-        own = {"dragoman": self.version, "precision": self.precision, "compile": self.compiled, "hosts": hosts}
+        own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)

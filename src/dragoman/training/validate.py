@@ -6,24 +6,23 @@ import math
 
 import torch
 
-from dragoman.config.schema import Train
 from dragoman.data.encode import Encoded
 from dragoman.data.loader import once
 from dragoman.model.loss import SequenceLoss
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import sum_over_ranks
-from dragoman.training.step import Arithmetic
+from dragoman.training.precision import Arithmetic
 
 
 @torch.no_grad()
 def validation_loss(
-    objective: SequenceLoss, data: Encoded, mesh: Mesh, train: Train, arithmetic: Arithmetic
+    objective: SequenceLoss, data: Encoded, mesh: Mesh, width: int, slots: int, arithmetic: Arithmetic
 ) -> dict[str, float]:
-    """Ranks may have different numbers of batches: nothing is exchanged until all have done their own."""
+    """`slots` at a time, in rows of `width` or as wide as the longest pair. Ranks may have different numbers of batches: nothing is exchanged until all have done their own."""
     sums = [torch.zeros((), device=mesh.device) for _ in range(2)]
     tokens = pairs = 0
     objective.eval()
-    for batch, batch_pairs in once(data, train.tile_width, train.micro_batch_tokens, mesh.rank, mesh.world):
+    for batch, batch_pairs in once(data, width, slots, mesh.rank, mesh.world):
         with arithmetic():
             loss, nll = objective(*batch.to(mesh.device).tensors())
         sums = [sums[0] + loss, sums[1] + nll]

@@ -23,6 +23,7 @@ class Totals:
     steps: int
     source_tokens: int
     target_tokens: int
+    slots: int
 
 
 class Window:
@@ -32,14 +33,15 @@ class Window:
         self.mesh = mesh
         self.phases = Phases()
         self.loss = torch.zeros((), dtype=torch.float64, device=mesh.device)
-        self.steps = self.source_tokens = self.target_tokens = 0
+        self.steps = self.source_tokens = self.target_tokens = self.slots = 0
         self.since = time.perf_counter()
 
-    def add(self, loss_sum: Tensor, source_tokens: int, target_tokens: int) -> None:
+    def add(self, loss_sum: Tensor, source_tokens: int, target_tokens: int, slots: int) -> None:
         self.loss += loss_sum
         self.steps += 1
         self.source_tokens += source_tokens
         self.target_tokens += target_tokens
+        self.slots += slots
 
     def close(self) -> Totals:
         """Wait for the device and for the other ranks."""
@@ -51,4 +53,5 @@ class Window:
             self.steps,
             self.source_tokens,
             self.target_tokens,
+            self.slots,
         )

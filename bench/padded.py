@@ -1,0 +1,117 @@
+"""What dragoman is measured against is fed with padded batches: sentences of similar length, one a row.
+
+Also `Plain`, the Transformer that one writes first. The scripts beside this file import it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dragoman.config import Config
+from dragoman.data.encode import Encoded, Ints, Side
+from dragoman.data.subwords import BOS, PAD
+
+
+@dataclass
+class Padded:
+    """All tensors [sentences, width], the widths of both sides multiples of 8."""
+
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+    target_tokens: int  # real ones
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)[:3]]
+
+    def to(self, device: torch.device) -> Padded:
+        return Padded(*(tensor.to(device, non_blocking=True) for tensor in self.tensors()), self.target_tokens)
+
+    def pin(self) -> Padded:
+        return Padded(*(tensor.pin_memory() for tensor in self.tensors()), self.target_tokens)
+
+
+def groups(data: Encoded, tokens: int, random: np.random.Generator) -> list[Ints]:
+    """Every sentence pair once: those of one width together, as many as `tokens` padded slots hold."""
+    source, target = data.source.lengths, data.target.lengths
+    widths = eights(np.maximum(source, target))
+    order = np.lexsort((random.random(len(widths)), eights(source), widths))
+    starts = np.flatnonzero(np.diff(widths[order], prepend=0))
+    found = []
+    for members in np.split(order, starts[1:]):
+        rows = max(1, tokens // int(widths[members[0]]))
+        found += [members[at : at + rows] for at in range(0, len(members), rows)]
+    return found
+
+
+def sample(data: Encoded, tokens: int, count: int, seed: int) -> list[Padded]:
+    """At most `count` of all batches, in random order."""
+    random = np.random.default_rng(seed)
+    every = groups(data, tokens, random)
+    return [padded(data, every[choice]) for choice in random.permutation(len(every))[:count]]
+
+
+def padded(data: Encoded, group: Ints) -> Padded:
+    source, _ = placed(data.source, group)
+    target_out, inside = placed(data.target, group)
+    target_in = np.zeros_like(target_out)
+    target_in[:, 1:] = target_out[:, :-1]
+    target_in[:, 0] = BOS
+    target_in[~inside] = PAD
+    return Padded(*(torch.from_numpy(ids) for ids in (source, target_in, target_out)), int(inside.sum()))
+
+
+def placed(side: Side, group: Ints) -> tuple[Ints, np.ndarray]:
+    """Ids [sentences, width], and which of them are real."""
+    starts = np.where(group > 0, side.ends[group - 1], 0)
+    lengths = side.ends[group] - starts
+    slots = np.arange(int(eights(lengths.max())))
+    inside = slots < lengths[:, None]
+    ids = np.full(inside.shape, PAD, dtype=np.int64)
+    ids[inside] = side.ids[(starts[:, None] + slots)[inside]]
+    return ids, inside
+
+
+def eights(lengths: Ints) -> Ints:
+    """Up to the next multiple of 8: fewer shapes, and matrices that tensor cores like."""
+    return -(-lengths // 8) * 8
+
+
+class Plain(nn.Module):
+    """torch's own Transformer, logits of every slot, no positions. It has one dropout for everything."""
+
+    def __init__(self, config: Config, vocab_size: int):
+        super().__init__()
+        shape = config.model
+        self.embedding = nn.Embedding(vocab_size, shape.d_model)
+        nn.init.normal_(self.embedding.weight, std=shape.d_model**-0.5)
+        self.transformer = nn.Transformer(
+            shape.d_model, shape.heads, shape.encoder_layers, shape.decoder_layers, shape.d_ff, shape.dropout,
+            batch_first=True, norm_first=True,
+        )  # fmt: skip
+        self.scale, self.smoothing = math.sqrt(shape.d_model), config.train.label_smoothing
+
+    def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(target_in.shape[1], device=source.device)
+        hidden = self.transformer(
+            self.embedding(source) * self.scale, self.embedding(target_in) * self.scale,
+            tgt_mask=causal, tgt_is_causal=True, src_key_padding_mask=source == PAD, memory_key_padding_mask=source == PAD,
+        )  # fmt: skip
+        return smoothed_loss(hidden @ self.embedding.weight.t(), target_out, self.smoothing)
+
+
+def arithmetic(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    """bf16 where dragoman would use 16 bits or fewer, on GPUs that have it."""
+    plain = config.train.precision in ("fp32", "tf32") or device.type != "cuda" or not torch.cuda.is_bf16_supported()
+    return nullcontext() if plain else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def smoothed_loss(logits: Tensor, target_out: Tensor, smoothing: float) -> Tensor:
+    """The mean over real tokens; autocast computes it in fp32."""
+    return F.cross_entropy(logits.flatten(0, 1), target_out.flatten(), ignore_index=PAD, label_smoothing=smoothing)

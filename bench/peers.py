@@ -1,0 +1,209 @@
+"""Training speed against others, on one device: same model shape, same sentences, same optimizer and arithmetic.
+
+    python bench/peers.py [section.key=value ...] [--preset transformer-base] [--data FOLDER] [--tokens 8192 16384 32768]
+
+dragoman runs its real loop: loader, packing, logging. The others get a bare loop around padded batches that lie on the
+device already, no logging, and no gradient norm unless clipping is configured: what is left out is in their favour. Every
+one of their batches is passed over once before the clock starts, because the first pass over new shapes is much slower.
+Each is tried with every batch size and counts with its best; what does not fit the memory is left out. Speeds are real
+target tokens a second, padding not counted. Prints a table and, as its last line, one JSON object.
+
+marian            Hugging Face's MarianMTModel, eager                    nn.Transformer           torch's own, eager
+marian-compiled   the same, every layer compiled for dynamic shapes      nn.Transformer-compiled  the same, compiled
+marian-whole      the same, compiled as a whole
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from marian import MarianLoss, build
+from padded import Padded, Plain, arithmetic, sample
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dragoman.benchmark.figures import circumstances
+from dragoman.benchmark.sentences import opened
+from dragoman.benchmark.step import synchronize
+from dragoman.benchmark.train import changed, measure_training
+from dragoman.config import Config, load_config
+from dragoman.data.encode import PreparedData
+from dragoman.errors import DragomanError
+from dragoman.parallel.mesh import Mesh, pick_device
+from dragoman.training import optim
+
+WARMUP_STEPS = 10  # of dragoman, whose shapes do not change
+
+Options = argparse.Namespace
+Peer = Callable[[Config, PreparedData, int, Options], float]  # real target tokens/s with batches of so many slots
+
+
+def dragoman(config: Config, data: PreparedData, tokens: int, options: Options) -> float:
+    """The real loop, as `dragoman bench train` measures it."""
+    run = changed(config, data={"folder": str(data.folder)}, train=batch_of(config, tokens))
+    found = measure_training(run, steps=options.batches, warmup=WARMUP_STEPS, seconds=options.seconds)
+    assert found is not None, "there is one rank only"
+    return float(found["target_tokens_per_s"])
+
+
+def batch_of(config: Config, tokens: int) -> dict[str, int]:
+    """One micro-batch a step, so that nothing is accumulated."""
+    slots = max(1, tokens // config.train.tile_width) * config.train.tile_width
+    return {"batch_tokens": slots, "tokens_per_gpu": slots}
+
+
+def marian(config: Config, data: PreparedData, tokens: int, options: Options, *, compiled: str = "off") -> float:
+    model = build(config, len(data.vocabulary))
+    return padded_speed(MarianLoss(model, config.train.label_smoothing, compiled), config, data, tokens, options)
+
+
+def plain(config: Config, data: PreparedData, tokens: int, options: Options, *, compiled: bool = False) -> float:
+    model = Plain(config, len(data.vocabulary))
+    if compiled:
+        torch._dynamo.config.recompile_limit = 256
+        model.compile(dynamic=True)
+    return padded_speed(model, config, data, tokens, options)
+
+
+PEERS: dict[str, Peer] = {
+    "dragoman": dragoman,
+    "marian": marian,
+    "marian-compiled": partial(marian, compiled="layers"),
+    "marian-whole": partial(marian, compiled="whole"),
+    "nn.Transformer": plain,
+    "nn.Transformer-compiled": partial(plain, compiled=True),
+}
+USUAL = ["dragoman", "marian", "marian-compiled", "nn.Transformer"]
+
+
+# --- padded peers ------------------------------------------------------------------------------------------
+
+
+def padded_speed(module: nn.Module, config: Config, data: PreparedData, tokens: int, options: Options) -> float:
+    device = pick_device(config.train.device)
+    batches = [batch.to(device) for batch in sample(data.encoded("train"), tokens, options.batches, config.run.seed)]
+    update = updates(module.to(device).train(), config, device)
+    for batch in batches:
+        update(batch)
+    synchronize(device)
+    start, done = time.perf_counter(), 0
+    for batch in islice(cycle(batches), options.batches):
+        update(batch)
+        done += batch.target_tokens
+        if time.perf_counter() - start > options.seconds:
+            break
+    synchronize(device)
+    return done / (time.perf_counter() - start)
+
+
+def updates(module: nn.Module, config: Config, device: torch.device) -> Callable[[Padded], None]:
+    """The update of a module that returns its mean loss."""
+    optimizer = optim.build(module, config.train)
+    optim.set_rate(optimizer, 1e-4)
+
+    def update(batch: Padded) -> None:
+        with arithmetic(config, device):
+            loss = module(*batch.tensors())
+        loss.backward()
+        if config.train.clip_norm:
+            nn.utils.clip_grad_norm_(module.parameters(), config.train.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return update
+
+
+# --- the story ---------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = parse()
+    config = load_config(options.preset, options.overrides)
+    if options.data:
+        config = changed(config, data={"folder": options.data})
+    mesh = Mesh(0, 1, 0, pick_device(config.train.device))
+    with opened(config, mesh) as (data, _):
+        speeds = {name: speeds_of(name, config, data, options) for name in options.peers}
+        facts = {"bench": "peers", "preset": options.preset, **circumstances(mesh, data)}
+    best = {name: max(by_size.items(), key=lambda entry: entry[1]) for name, by_size in speeds.items() if by_size}
+    tell(speeds, best, options.tokens)
+    print(json.dumps(facts | results(speeds, best)))
+
+
+def parse() -> Options:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="section.key=value, for example model.attention_dropout=0.0")
+    parser.add_argument("--preset", default="transformer-base", help="or a run file")
+    parser.add_argument("--data", help="prepared folder; without one at data.folder sentences are drawn")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16_384, 32_768], help="target slots a batch")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=USUAL, metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument("--batches", type=int, default=60, help="updates to measure, at most")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to measure one peer with one batch size, at most")
+    return parser.parse_intermixed_args()
+
+
+def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -> dict[int, float]:
+    """By batch size. What fails is said and left out: the others should not have been measured for nothing."""
+    speeds = {}
+    for tokens in options.tokens:
+        start = time.perf_counter()
+        try:
+            speeds[tokens] = round(PEERS[name](config, data, tokens, options), 1)
+            told = f"{speeds[tokens]:,.0f} target tokens/s"
+        except torch.OutOfMemoryError:
+            told = "out of memory"
+        except DragomanError as error:  # also when dragoman's own memory is full
+            told = str(error)
+        except Exception:
+            told = f"failed\n{traceback.format_exc()}"
+        print(f"{name}, {tokens:,} slots: {told} ({time.perf_counter() - start:.0f} s)", file=sys.stderr, flush=True)
+        tidy_up()
+    return speeds
+
+
+def tidy_up() -> None:
+    """The next one finds the memory and the compiler as if it were the first."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def tell(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]], sizes: list[int]) -> None:
+    table = Table("target tokens/s", *(f"{size:,} slots" for size in sizes), "best", "dragoman is")
+    for name, by_size in speeds.items():
+        cells = [f"{by_size[size]:,.0f}" if size in by_size else "-" for size in sizes]
+        fastest = f"{best[name][1]:,.0f}" if name in best else "-"
+        times = f"{best['dragoman'][1] / best[name][1]:.2f} x" if {"dragoman", name} <= best.keys() else "-"
+        table.add_row(name, *cells, fastest, times)
+    Console(highlight=False).print(table)
+
+
+def results(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]]) -> dict[str, Any]:
+    own = best.get("dragoman", (0, 0.0))[1]
+    return {
+        "target_tokens_per_s": {
+            name: {str(size): speed for size, speed in each.items()} for name, each in speeds.items()
+        },
+        "best": {name: {"tokens": size, "target_tokens_per_s": speed} for name, (size, speed) in best.items()},
+        "ratio": {name: round(own / speed, 3) for name, (_, speed) in best.items() if own and name != "dragoman"},
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DragomanError as error:
+        print(f"bench/peers.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,139 @@
+"""The bare step: the trainer's own model, loss and optimizer on batches that lie on the device already.
+
+No loader, no rows of metrics. The device's own clock splits the time into forward, backward, optimizer and the rest."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from dragoman import __version__, runs
+from dragoman.benchmark import figures, kernels
+from dragoman.benchmark.sentences import opened
+from dragoman.benchmark.train import changed
+from dragoman.config import Config
+from dragoman.data.loader import Step, steps
+from dragoman.parallel.mesh import joined
+from dragoman.parallel.wrap import exchange, wrap
+from dragoman.training import optim
+from dragoman.training.step import clip, seed_for
+from dragoman.training.trainer import Trainer
+
+PHASES = ("forward", "backward", "optimizer", "other")
+BATCHES = 8  # different ones, taken in turns
+PROFILED_STEPS = 3
+
+
+class Clock:
+    """Phases of one step. On a GPU the marks are events in its stream: nothing waits until `seconds` reads them."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.marks: list[tuple[str, Any]] = []
+        self.mark("start")
+
+    def mark(self, phase: str) -> None:
+        """What was done since the mark before belongs to `phase`."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            self.marks.append((phase, event))
+        else:
+            self.marks.append((phase, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """By phase. The device must have come to the last mark."""
+        spent = dict.fromkeys(PHASES, 0.0)
+        for (_, start), (phase, end) in zip(self.marks, self.marks[1:], strict=False):
+            spent[phase] += start.elapsed_time(end) / 1000.0 if self.device.type == "cuda" else end - start
+        return spent
+
+
+def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
+    """One update as `training.step.update` does it, with marks between its phases."""
+    mesh, state = trainer.mesh, trainer.state
+    clock = Clock(mesh.device)
+    torch.manual_seed(seed_for(trainer.config.run.seed, state.step, mesh.rank))
+    optim.set_rate(state.optimizer, trainer.rate(state.step))
+    for number, batch in enumerate(step.micro_batches, 1):
+        with exchange(wrapped, last=number == len(step.micro_batches)):
+            inputs = batch.to(mesh.device).tensors()
+            clock.mark("other")
+            with trainer.arithmetic():
+                loss, _ = wrapped(*inputs)
+            clock.mark("forward")
+            state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
+            clock.mark("backward")
+    state.scaler.unscale_(state.optimizer)
+    clip(state.model, trainer.config.train.clip_norm)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    clock.mark("optimizer")
+    state.step += 1
+    return clock
+
+
+def measure_step(
+    config: Config, *, count: int, warmup: int, peak_tflops: float | None = None, profile: bool = False
+) -> figures.Figures | None:
+    """Figures of `count` steps, on the main rank; None on the others."""
+    with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
+        run = changed(config, run={"folder": str(folder / "run")})
+        trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
+        trainer.begin(resume=False)  # finds out how many rows fit
+        figures.forget_peak_memory(mesh.device)
+        wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        batches = cycle(on_device(trainer))
+        for step in islice(batches, warmup):
+            timed_update(trainer, wrapped, step)
+        synchronize(mesh.device)
+        chosen = list(islice(batches, count))
+        start = time.perf_counter()
+        clocks = [timed_update(trainer, wrapped, step) for step in chosen]
+        synchronize(mesh.device)
+        measured = summary(chosen, clocks, time.perf_counter() - start)
+        found = figures.of_trainer(trainer, data, measured, peak_tflops)  # before the profiler takes memory of its own
+        if profile:
+            found |= kernels.profile(
+                partial(timed_update, trainer, wrapped), islice(batches, PROFILED_STEPS), mesh.device
+            )
+        return {"bench": "step", "warmup_steps": warmup, **found} if mesh.is_main else None
+
+
+def on_device(trainer: Trainer) -> list[Step]:
+    stream = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+    device = trainer.mesh.device
+    return [
+        replace(step, micro_batches=[batch.to(device) for batch in step.micro_batches])
+        for step in islice(stream, BATCHES)
+    ]
+
+
+def summary(chosen: list[Step], clocks: list[Clock], seconds: float) -> figures.Figures:
+    """Speeds over all steps, and the median of every phase."""
+    tokens = {
+        f"{side}_tokens": sum(getattr(step, f"{side}_tokens") for step in chosen) for side in ("target", "source")
+    }
+    spent = [clock.seconds() for clock in clocks]
+    return {
+        "steps": len(chosen),
+        **tokens,
+        **{f"{name}_per_s": round(count / seconds, 1) for name, count in tokens.items()},
+        "steps_per_s": round(len(chosen) / seconds, 4),
+        "step_seconds": round(seconds / len(chosen), 6),
+        **{f"{phase}_seconds": round(statistics.median(each[phase] for each in spent), 6) for phase in PHASES},
+        "row_fill": round(tokens["target_tokens"] / sum(step.slots for step in chosen), 4),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,99 @@
+"""The real loop, measured by its own rows of metrics: loader, prefetch, logging and telemetry as in any run.
+
+The run lives in a temporary folder and is left after its last row, so that no validation and no checkpoint is in it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dragoman import __version__, runs
+from dragoman.benchmark import figures
+from dragoman.benchmark.sentences import opened
+from dragoman.config import Config
+from dragoman.parallel.mesh import joined
+from dragoman.training.trainer import Trainer
+
+ROWS = 5  # of metrics to take the median of, at least
+
+
+class Enough(Exception):
+    """All rows are there: leave the run before it validates and saves."""
+
+
+class Watch:
+    """The trainer reports after every row of metrics; the report after the last row, or when `seconds` have passed
+    since the warm-up, ends the run."""
+
+    def __init__(self, warmup: int, last: int, seconds: float, progress: runs.Progress):
+        self.warmup, self.last, self.seconds, self.progress = warmup, last, seconds, progress
+        self.deadline = float("inf")
+
+    def __call__(self, stage: str, done: int, total: int, detail: str) -> None:
+        self.progress(stage, done, total, detail)
+        if done == self.warmup:
+            self.deadline = time.monotonic() + self.seconds
+        elif stage == "training" and (done >= self.last or time.monotonic() > self.deadline):
+            raise Enough
+
+
+def measure_training(
+    config: Config,
+    *,
+    steps: int,
+    warmup: int,
+    seconds: float = float("inf"),
+    peak_tflops: float | None = None,
+    progress: runs.Progress = runs.silent,
+) -> figures.Figures | None:
+    """Figures of the steps after the warm-up, on the main rank; None on the others. Steps are rounded up to whole rows
+    of metrics. `seconds` to measure at most, where there is one rank only."""
+    every = max(1, min(config.train.log_every, steps // ROWS))
+    warmup, steps = (every * -(-count // every) for count in (warmup, steps))
+    with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
+        started = time.time()
+        watch = Watch(warmup, warmup + steps, seconds, progress if mesh.is_main else runs.silent)
+        trainer = Trainer(for_speed(config, watch.last, every, folder), data, mesh, [], __version__, watch)
+        trainer.begin(resume=False)
+        figures.forget_peak_memory(mesh.device)  # finding out how many rows fit fills it
+        with suppress(Enough):
+            trainer.run()
+        if not (mesh.is_main and trainer.metrics):
+            return None
+        trainer.metrics.close()
+        rows = [row for row in runs.read_rows(trainer.folder.metrics) if row["kind"] == "train"]
+        return {"bench": "train", **figures.of_trainer(trainer, data, summary(rows, warmup, started), peak_tflops)}
+
+
+def for_speed(config: Config, steps: int, log_every: int, folder: Path) -> Config:
+    """The same run in another folder, with nothing due but rows of metrics."""
+    never = {"every": steps + 1}
+    train = {"max_steps": steps, "log_every": log_every}
+    return changed(config, run={"folder": str(folder / "run")}, train=train, validation=never, checkpoint=never)
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    copies = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+    return config.model_copy(update=copies)
+
+
+def summary(rows: list[runs.Row], warmup: int, started: float) -> figures.Figures:
+    """Medians over the rows after the warm-up, and the tokens of all of them. The first step took what the first row
+    took, less the others in it."""
+    before = [row for row in rows if row["step"] <= warmup][-1]
+    after = [row for row in rows if row["step"] > warmup]
+    keys = ("target_tokens_per_s", "source_tokens_per_s", "step_seconds", "row_fill")
+    median = {key: round(statistics.median(row[key] for row in after), 6) for key in keys}
+    first = rows[0]["time"] - started - (rows[0]["step"] - 1) * median["step_seconds"]
+    return {
+        "steps": after[-1]["step"] - before["step"],
+        "warmup_steps": before["step"],
+        **{key: after[-1][key] - before[key] for key in ("target_tokens", "source_tokens")},
+        **median,
+        "steps_per_s": round(1.0 / median["step_seconds"], 4),
+        "data_wait_share": round(statistics.median(row["data_seconds"] / row["step_seconds"] for row in after), 4),
+        "first_step_seconds": round(first, 3),
+    }

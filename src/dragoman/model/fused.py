@@ -1,0 +1,311 @@
+"""The Triton kernels as differentiable operators that torch.compile takes into its graph.
+
+Each function has a twin of the same meaning in `model.plain`. Dropout takes a seed, a tensor of one int64: the backward
+pass draws the same numbers again."""
+
+# No `from __future__ import annotations` here: the operators' schemas are read from the annotations.
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+
+from dragoman.model import kernels
+
+WIDTHS = (16, 32, 64, 128)  # slots a row may have: one program holds a row's scores of one head
+DIMS = (16, 32, 64, 128)  # of a head
+INTERPRETED = not isinstance(kernels.kept, triton.JITFunction)  # TRITON_INTERPRET=1: on a CPU, for tests
+
+
+def launch(kernel: Any) -> Any:
+    return kernel if INTERPRETED else wrap_triton(kernel)
+
+
+def threshold_and_gain(dropout: float) -> tuple[int, float]:
+    return int(dropout * 2**31), 1.0 / (1.0 - dropout)
+
+
+def draw_seed(like: Tensor, dropout: float) -> Tensor:
+    if not dropout:
+        return torch.zeros(1, dtype=torch.int64, device=like.device)
+    return torch.randint(2**62, (1,), device=like.device)
+
+
+# --- residual, dropout and layer norm ---
+
+
+def add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    return add_norm_op(x, update, weight, bias, draw_seed(x, dropout), epsilon, dropout)
+
+
+@triton_op("dragoman::add_norm", mutates_args=())
+def add_norm_op(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, epsilon: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    rows, block = x.numel() // width, triton.next_power_of_2(width)
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    tile = max(1, 2048 // block)
+    launch(kernels.add_norm_forward)[(triton.cdiv(rows, tile),)](
+        x, update.contiguous(), weight, bias, seed, total, normed, rows, *threshold_and_gain(dropout), epsilon,
+        WIDTH=width, BLOCK=block, ROWS=tile, DROPOUT=dropout > 0, num_warps=4,
+    )  # fmt: skip
+    return total, normed
+
+
+@triton_op("dragoman::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    total: Tensor, weight: Tensor, seed: Tensor, sum_gradient: Tensor, normed_gradient: Tensor, epsilon: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, of the update (without dropout the same: then nothing), and partial sums for [weight, bias]."""
+    width = total.shape[-1]
+    rows, block = total.numel() // width, triton.next_power_of_2(width)
+    programs = min(rows, 16 * processors(total.device))
+    x_gradient = torch.empty_like(total)
+    update_gradient = torch.empty_like(total) if dropout else total.new_empty(1)
+    partial = torch.empty(programs, 2, width, dtype=torch.float32, device=total.device)
+    launch(kernels.add_norm_backward)[(programs,)](
+        total, weight, seed, sum_gradient.contiguous(), normed_gradient.contiguous(),
+        x_gradient, update_gradient, partial, rows, *threshold_and_gain(dropout), epsilon,
+        WIDTH=width, BLOCK=block, TURNS=triton.cdiv(rows, programs), DROPOUT=dropout > 0, num_warps=max(1, block // 512),
+    )  # fmt: skip
+    return x_gradient, update_gradient, partial
+
+
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def keep_for_add_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    _, _, weight, _, seed, ctx.epsilon, ctx.dropout = inputs
+    ctx.save_for_backward(output[0], weight, seed)
+
+
+def differentiate_add_norm(ctx: Any, sum_gradient: Tensor, normed_gradient: Tensor) -> Any:
+    gradients = add_norm_backward(*ctx.saved_tensors, sum_gradient, normed_gradient, ctx.epsilon, ctx.dropout)
+    x, update, partial = gradients
+    return x, update if ctx.dropout else x, *partial.sum(0), None, None, None
+
+
+add_norm_op.register_autograd(differentiate_add_norm, setup_context=keep_for_add_norm)
+
+
+# --- attention ---
+
+
+def fits(width: int, key_width: int, dim: int) -> bool:
+    return width == key_width and width in WIDTHS and dim in DIMS
+
+
+def self_attention(packed: Tensor, segment: Tensor, heads: int, dropout: float, *, causal: bool) -> Tensor:
+    """`packed`: query, key and value side by side, [B, T, 3D]."""
+    seed = draw_seed(packed, dropout)
+    return attention_op(packed, None, segment, segment, seed, heads, causal, dropout)[0]
+
+
+def cross_attention(
+    query: Tensor, key_value: Tensor, query_segment: Tensor, key_segment: Tensor, heads: int, dropout: float
+) -> Tensor:
+    seed = draw_seed(query, dropout)
+    return attention_op(query, key_value, query_segment, key_segment, seed, heads, False, dropout)[0]
+
+
+def numbers_of(query: Tensor, key_value: Tensor | None, heads: int, causal: bool, dropout: float) -> dict[str, Any]:
+    """What the attention kernels are compiled for."""
+    together = key_value is None
+    dim = query.shape[-1] // heads // (3 if together else 1)
+    threshold, gain = threshold_and_gain(dropout)
+    return {
+        "SCALE": dim**-0.5, "THRESHOLD": threshold, "GAIN": gain, "HEADS": heads, "WIDTH": query.shape[1], "DIM": dim,
+        "CAUSAL": causal, "DROPOUT": dropout > 0, "TOGETHER": together,
+    }  # fmt: skip
+
+
+@triton_op("dragoman::attention", mutates_args=())
+def attention_op(
+    query: Tensor, key_value: Tensor | None, query_segment: Tensor, key_segment: Tensor, seed: Tensor, heads: int,
+    causal: bool, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What was attended to, and the logarithm (base 2) of every softmax's denominator."""
+    numbers = numbers_of(query, key_value, heads, causal, dropout)
+    rows, slots, _ = query.shape
+    out = query.new_empty(rows, slots, heads * numbers["DIM"])
+    normalizer = torch.empty(rows, heads, slots, dtype=torch.float32, device=query.device)
+    launch(kernels.attention_forward)[(rows * heads,)](
+        query, query if key_value is None else key_value, query_segment, key_segment, seed, out, normalizer,
+        **numbers, num_warps=8 if slots == 128 else 4,
+    )  # fmt: skip
+    return out, normalizer
+
+
+@triton_op("dragoman::attention_backward", mutates_args=())
+def attention_backward(
+    query: Tensor, key_value: Tensor | None, query_segment: Tensor, key_segment: Tensor, seed: Tensor,
+    normalizer: Tensor, out_gradient: Tensor, heads: int, causal: bool, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of query and key_value; when they are one tensor, the second is nothing."""
+    query_gradient = torch.empty_like(query)
+    key_value_gradient = query.new_empty(1) if key_value is None else torch.empty_like(key_value)
+    launch(kernels.attention_backward)[(query.shape[0] * heads,)](
+        query, query if key_value is None else key_value, query_segment, key_segment, seed, normalizer,
+        out_gradient.contiguous(), query_gradient, key_value_gradient,
+        **numbers_of(query, key_value, heads, causal, dropout),
+        num_warps=8 if dropout and query.shape[1] == 128 else 4,
+    )  # fmt: skip
+    return query_gradient, key_value_gradient
+
+
+def keep_for_attention(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.heads, ctx.causal, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def differentiate_attention(ctx: Any, out_gradient: Tensor, _: Any) -> Any:
+    options = (ctx.heads, ctx.causal, ctx.dropout)
+    query, key_value = attention_backward(*ctx.saved_tensors, out_gradient, *options)
+    together = ctx.saved_tensors[1] is None
+    return query, None if together else key_value, None, None, None, None, None, None
+
+
+attention_op.register_autograd(differentiate_attention, setup_context=keep_for_attention)
+
+
+# --- matrix products in 8 bits ---
+# Scales are fixed. Norms and activations are a few units large, weights a few hundredths; e4m3 has the same precision from
+# 2^-6 to 448, so powers of two that put both well inside need no look at the numbers.
+
+ACTIVATION_SCALE, WEIGHT_SCALE = 4.0, 64.0
+
+
+def shrunk(x: Tensor, scale: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    kernels.shrink[(triton.cdiv(x.numel(), 4096),)](x.contiguous(), out, x.numel(), SCALE=scale, BLOCK=4096, num_warps=8)
+    return out
+
+
+def product_of_shrunk(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x W + b of two matrices in 8 bits, [N, K] and [M, K]."""
+    scales = [torch.full((), 1.0 / scale, device=x.device) for scale in (ACTIVATION_SCALE, WEIGHT_SCALE)]
+    return torch._scaled_mm(x, weight.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
+
+
+def linear_in_eight_bits(x: Tensor, weight: Tensor) -> Tensor:
+    """Forward in 8 bits, backward in 16."""
+    return linear_op(x.flatten(0, -2), weight.to(x.dtype)).view(*x.shape[:-1], -1)
+
+
+@custom_op("dragoman::linear_in_eight_bits", mutates_args=())
+def linear_op(x: Tensor, weight: Tensor) -> Tensor:
+    return product_of_shrunk(shrunk(x, ACTIVATION_SCALE), shrunk(weight, WEIGHT_SCALE), None, x.dtype)
+
+
+@linear_op.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def keep_for_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def differentiate_linear(ctx: Any, gradient: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    return gradient @ weight, gradient.t() @ x
+
+
+linear_op.register_autograd(differentiate_linear, setup_context=keep_for_linear)
+
+
+# --- feed-forward ---
+
+
+def feed_forward(
+    x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor], dropout: float, *, eight_bits: bool
+) -> Tensor:
+    """Bias and relu in the first matrix product (16 bits), both and dropout undone in one pass."""
+    matrices = [tensor.to(x.dtype) for pair in zip(weights, biases, strict=True) for tensor in pair]
+    out, _ = feed_forward_op(x.flatten(0, -2), *matrices, draw_seed(x, dropout), dropout, eight_bits)
+    return out.view(x.shape)
+
+
+@custom_op("dragoman::feed_forward", mutates_args=())
+def feed_forward_op(
+    x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor, dropout: float,
+    eight_bits: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output, and the hidden layer for the backward pass."""
+    if eight_bits:
+        small = shrunk(x, ACTIVATION_SCALE)
+        hidden = product_of_shrunk(small, shrunk(inner, WEIGHT_SCALE), inner_bias, x.dtype)
+        small = activate(hidden, seed, dropout, eight_bits=True)
+        return product_of_shrunk(small, shrunk(outer, WEIGHT_SCALE), outer_bias, x.dtype), hidden
+    hidden = torch._addmm_activation(inner_bias, x, inner.t())
+    if dropout:
+        activate(hidden, seed, dropout, eight_bits=False)
+    return torch.addmm(outer_bias, hidden, outer.t()), hidden
+
+
+def activate(hidden: Tensor, seed: Tensor, dropout: float, *, eight_bits: bool) -> Tensor:
+    """relu and dropout in place; returns the same in 8 bits, if wanted."""
+    size = hidden.shape if eight_bits else (1,)
+    small = torch.empty(size, dtype=torch.float8_e4m3fn, device=hidden.device)
+    threshold, gain = threshold_and_gain(dropout)
+    kernels.activate[(triton.cdiv(hidden.numel(), 4096),)](
+        hidden, small, seed, hidden.numel(), THRESHOLD=threshold, GAIN=gain, SCALE=ACTIVATION_SCALE, BLOCK=4096,
+        DROPOUT=dropout > 0, SMALL=eight_bits, num_warps=8,
+    )  # fmt: skip
+    return small
+
+
+@feed_forward_op.register_fake
+def _(x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor, dropout: float,
+      eight_bits: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return x.new_empty(x.shape[0], outer.shape[0]), x.new_empty(x.shape[0], inner.shape[0])
+
+
+@triton_op("dragoman::relu_backward", mutates_args=())
+def relu_backward(hidden: Tensor, gradient: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    rows, width = hidden.shape
+    columns, tile, tiles = min(256, triton.next_power_of_2(width)), 16, 16
+    chunks = triton.cdiv(rows, tile * tiles)
+    out = torch.empty_like(hidden)
+    bias_gradient = torch.empty(chunks, width, dtype=torch.float32, device=hidden.device)
+    launch(kernels.relu_backward)[(chunks, triton.cdiv(width, columns))](
+        hidden, gradient.contiguous(), out, bias_gradient, rows, GAIN=threshold_and_gain(dropout)[1],
+        WIDTH=width, COLUMNS=columns, ROWS=tile, TILES=tiles, num_warps=4,
+    )  # fmt: skip
+    return out, bias_gradient
+
+
+def keep_for_feed_forward(ctx: Any, inputs: Any, output: Any) -> None:
+    x, inner, _, outer, _, _, ctx.dropout, _ = inputs
+    ctx.save_for_backward(x, inner, outer, output[1])
+
+
+def differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> Any:
+    x, inner, outer, hidden = ctx.saved_tensors
+    inside, bias = relu_backward(hidden, gradient @ outer, ctx.dropout)
+    of_inner = (inside.t() @ x, bias.sum(0).to(x.dtype))
+    of_outer = (gradient.t() @ hidden, gradient.sum(0))
+    return inside @ inner, *of_inner, *of_outer, None, None, None
+
+
+feed_forward_op.register_autograd(differentiate_feed_forward, setup_context=keep_for_feed_forward)
+
+
+# --- loss ---
+
+
+def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
+    """The logits become their own gradient."""
+    slots, width = logits_PV.shape
+    sums = torch.empty(2, slots, dtype=torch.float32, device=logits_PV.device)
+    block = min(4096, triton.next_power_of_2(width))
+    kernels.loss[(slots,)](
+        logits_PV, labels_P, sums[0], sums[1], SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block, num_warps=8
+    )
+    return sums.sum(1), logits_PV

@@ -1,0 +1,284 @@
+"""Triton kernels of the training step: each replaces several passes over memory by one.
+
+    add_norm      x + dropout(update), and its layer norm, in one pass; backward in one pass, weight gradients included
+    attention     a whole row of slots and one head in one program: no mask, no copies, dropout drawn in place
+    activate      relu and dropout in place, with a copy in 8 bits; `relu_backward` undoes them and sums up the bias gradient
+    loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits
+
+Nothing here is differentiable or knows autograd: `model.fused` makes operators of it. What a kernel computes is said by the
+plain functions in `model.plain`; tests compare the two. Dropout is a hash of (seed, index): the backward pass draws the
+same numbers again instead of reading a mask.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+IGNORED: tl.constexpr = tl.constexpr(-100)
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)  # scores are counted in log 2: exp2 is one instruction
+FAR: tl.constexpr = tl.constexpr(-1.0e30)  # the score of what is not seen
+
+
+@triton.jit
+def kept(index, seed, threshold):
+    """Whether dropout keeps an element: 31 random bits against probability * 2^31. The mixer is lowbias32, keyed twice."""
+    bits = index.to(tl.uint32) ^ seed.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = bits ^ (seed >> 32).to(tl.uint32)
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    bits = bits ^ (bits >> 16)
+    return (bits >> 1).to(tl.int32) >= threshold
+
+
+# --- residual, dropout and layer norm ---
+
+
+@triton.jit
+def add_norm_forward(
+    x_ptr, update_ptr, weight_ptr, bias_ptr, seed_ptr, sum_ptr, normed_ptr,
+    rows, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, EPSILON: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + column[None, :]
+    update = tl.load(update_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if DROPOUT:
+        update = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), update * GAIN, 0.0)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) + update
+    x = x.to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + at, x, mask=inside)
+    x = x.to(tl.float32)  # the norm of what was stored: the backward pass sees no more than that
+    centred = tl.where(inside, x - (tl.sum(x, axis=1) / WIDTH)[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + EPSILON)
+    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
+    tl.store(normed_ptr + at, centred * scale[:, None] * weight[None, :] + bias[None, :], mask=inside)
+
+
+@triton.jit
+def add_norm_backward(
+    sum_ptr, weight_ptr, seed_ptr, sum_gradient_ptr, normed_gradient_ptr,
+    x_gradient_ptr, update_gradient_ptr, partial_ptr,
+    rows, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, EPSILON: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """A small program (a warp for 512 columns) walks over many rows and sums up the gradients of weight and bias itself."""
+    column = tl.arange(0, BLOCK)
+    wide = column < WIDTH
+    weight = tl.load(weight_ptr + column, mask=wide, other=0.0)
+    weight_gradient = tl.zeros([BLOCK], tl.float32)
+    bias_gradient = tl.zeros([BLOCK], tl.float32)
+    for turn in range(TURNS):
+        row = turn * tl.num_programs(0) + tl.program_id(0)
+        inside = wide & (row < rows)
+        at = row * WIDTH + column
+        gradient = tl.load(normed_gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        from_sum = tl.load(sum_gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        centred = tl.where(wide, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / WIDTH + EPSILON)
+        normed = centred * scale
+        weight_gradient += gradient * normed
+        bias_gradient += gradient
+        gradient = gradient * weight
+        along = tl.sum(gradient * normed, axis=0) / WIDTH
+        gradient = (gradient - normed * along - tl.sum(gradient, axis=0) / WIDTH) * scale + from_sum
+        tl.store(x_gradient_ptr + at, gradient, mask=inside)
+        if DROPOUT:
+            gradient = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), gradient * GAIN, 0.0)
+            tl.store(update_gradient_ptr + at, gradient, mask=inside)
+    partial_ptr += tl.program_id(0) * (2 * WIDTH)
+    tl.store(partial_ptr + column, weight_gradient, mask=wide)
+    tl.store(partial_ptr + WIDTH + column, bias_gradient, mask=wide)
+
+
+# --- attention over one row of slots ---
+# Heads lie side by side in a slot: [row, slot, part, head, dim]. TOGETHER: the parts of one tensor are query, key and value;
+# otherwise the query has a tensor of its own and the parts are key and value.
+
+
+@triton.jit
+def tiles_of(row, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, TOGETHER: tl.constexpr):
+    """Where query, key, value and output of one row and head lie, [slots, dim] each."""
+    slots = (row.to(tl.int64) * slot.shape[0] + slot)[:, None] * (HEADS * DIM)
+    inner = head * DIM + tl.arange(0, DIM)[None, :]
+    parts: tl.constexpr = 3 if TOGETHER else 2
+    key = slots * parts + inner + (HEADS * DIM if TOGETHER else 0)
+    query = slots * 3 + inner if TOGETHER else slots + inner
+    return query, key, key + HEADS * DIM, slots + inner
+
+
+@triton.jit
+def visible(query_segment, key_segment, slot, CAUSAL: tl.constexpr):
+    """[queries, keys]: whether a query sees a key. Queries of empty slots see everything, as in model.plain."""
+    seen = query_segment[:, None] == key_segment[None, :]
+    if CAUSAL:
+        seen = seen & (slot[:, None] >= slot[None, :])
+    else:
+        seen = seen | (query_segment == 0)[:, None]
+    return seen
+
+
+@triton.jit
+def weight_index(slot, WIDTH: tl.constexpr):
+    """A number for every attention weight of the whole batch, for dropout."""
+    return tl.program_id(0) * (WIDTH * WIDTH) + slot[:, None] * WIDTH + slot[None, :]
+
+
+@triton.jit
+def attention_forward(
+    query_ptr, key_value_ptr, query_segment_ptr, key_segment_ptr, seed_ptr, out_ptr, normalizer_ptr,
+    SCALE: tl.constexpr, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    row, head, slot = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.arange(0, WIDTH)
+    query_tile, key_tile, value_tile, out_tile = tiles_of(row, head, slot, HEADS, DIM, TOGETHER)
+    query = tl.load(query_ptr + query_tile)
+    key = tl.load(key_value_ptr + key_tile)
+    value = tl.load(key_value_ptr + value_tile)
+    query_segment = tl.load(query_segment_ptr + row * WIDTH + slot)
+    key_segment = tl.load(key_segment_ptr + row * WIDTH + slot)
+    scores = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
+    scores = tl.where(visible(query_segment, key_segment, slot, CAUSAL), scores, FAR)
+    highest = tl.max(scores, axis=1)
+    weights = tl.exp2(scores - highest[:, None])
+    total = tl.sum(weights, axis=1)
+    if DROPOUT:
+        weights = tl.where(kept(weight_index(slot, WIDTH), tl.load(seed_ptr), THRESHOLD), weights * GAIN, 0.0)
+    out = tl.dot(weights.to(value.dtype), value) / total[:, None]
+    tl.store(out_ptr + out_tile, out)
+    tl.store(normalizer_ptr + tl.program_id(0) * WIDTH + slot, highest + tl.log2(total))
+
+
+@triton.jit
+def attention_backward(
+    query_ptr, key_value_ptr, query_segment_ptr, key_segment_ptr, seed_ptr, normalizer_ptr, out_gradient_ptr,
+    query_gradient_ptr, key_value_gradient_ptr,
+    SCALE: tl.constexpr, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The scores are computed again: reading them would take longer. TOGETHER: all gradients go to `query_gradient_ptr`."""
+    row, head, slot = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.arange(0, WIDTH)
+    query_tile, key_tile, value_tile, out_tile = tiles_of(row, head, slot, HEADS, DIM, TOGETHER)
+    query = tl.load(query_ptr + query_tile)
+    key = tl.load(key_value_ptr + key_tile)
+    value = tl.load(key_value_ptr + value_tile)
+    out_gradient = tl.load(out_gradient_ptr + out_tile)
+    query_segment = tl.load(query_segment_ptr + row * WIDTH + slot)
+    key_segment = tl.load(key_segment_ptr + row * WIDTH + slot)
+    scores = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
+    scores = tl.where(visible(query_segment, key_segment, slot, CAUSAL), scores, FAR)
+    weights = tl.exp2(scores - tl.load(normalizer_ptr + tl.program_id(0) * WIDTH + slot)[:, None])
+    gradient = tl.dot(out_gradient, tl.trans(value))
+    used = weights
+    if DROPOUT:
+        keep = kept(weight_index(slot, WIDTH), tl.load(seed_ptr), THRESHOLD)
+        used = tl.where(keep, weights * GAIN, 0.0)
+        gradient = tl.where(keep, gradient * GAIN, 0.0)
+    value_gradient = tl.dot(tl.trans(used.to(query.dtype)), out_gradient)
+    gradient = weights * (gradient - tl.sum(weights * gradient, axis=1)[:, None]) * SCALE
+    gradient = gradient.to(query.dtype)
+    query_gradient = tl.dot(gradient, key)
+    key_gradient = tl.dot(tl.trans(gradient), query)
+    tl.store(query_gradient_ptr + query_tile, query_gradient)
+    if TOGETHER:
+        tl.store(query_gradient_ptr + key_tile, key_gradient)
+        tl.store(query_gradient_ptr + value_tile, value_gradient)
+    else:
+        tl.store(key_value_gradient_ptr + key_tile, key_gradient)
+        tl.store(key_value_gradient_ptr + value_tile, value_gradient)
+
+
+# --- feed-forward ---
+
+
+@triton.jit
+def in_eight_bits(x):
+    """The nearest number of the type e4m3; too large ones become its largest."""
+    return tl.clamp(x, -448.0, 448.0).to(tl.float8e4nv)
+
+
+@triton.jit
+def shrink(x_ptr, out_ptr, elements, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    """x * SCALE in 8 bits."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, in_eight_bits(x * SCALE), mask=at < elements)
+
+
+@triton.jit
+def activate(
+    x_ptr, small_ptr, seed_ptr, elements, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SMALL: tl.constexpr,
+):  # fmt: skip
+    """relu and dropout in place; SMALL: and times SCALE in 8 bits beside it."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.maximum(tl.load(x_ptr + at, mask=at < elements, other=0.0).to(tl.float32), 0.0)
+    if DROPOUT:
+        x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
+    tl.store(x_ptr + at, x, mask=at < elements)
+    if SMALL:
+        tl.store(small_ptr + at, in_eight_bits(x * SCALE), mask=at < elements)
+
+
+@triton.jit
+def relu_backward(
+    hidden_ptr, gradient_ptr, out_ptr, bias_gradient_ptr, rows, GAIN: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """`hidden` is dropout(relu(...)): an element that is 0 was negative or dropped. Partial sums of the bias gradient."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    bias_gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        row = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+        at = row[:, None].to(tl.int64) * WIDTH + column[None, :]
+        hidden = tl.load(hidden_ptr + at, mask=inside, other=0.0)
+        gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.where(hidden > 0.0, gradient * GAIN, 0.0)
+        tl.store(out_ptr + at, gradient, mask=inside)
+        bias_gradient += gradient
+    bias_gradient = tl.sum(bias_gradient, axis=0)
+    tl.store(bias_gradient_ptr + tl.program_id(0) * WIDTH + column, bias_gradient, mask=column < WIDTH)
+
+
+# --- loss ---
+
+
+@triton.jit
+def loss(
+    logits_ptr, labels_ptr, losses_ptr, likelihoods_ptr,
+    SMOOTHING: tl.constexpr, GAIN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One slot a program: its logits are read twice, the second time from the cache, and overwritten by their gradient
+    times GAIN. Logarithms are to base 2."""
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * WIDTH
+    label = tl.load(labels_ptr + row)
+    real = label != IGNORED
+    wanted = tl.load(logits_ptr + tl.maximum(label, 0)).to(tl.float32) * LOG2E
+    column = tl.arange(0, BLOCK)
+    highest = FAR
+    shares = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        inside = start + column < WIDTH
+        logits = tl.load(logits_ptr + start + column, mask=inside, other=FAR).to(tl.float32) * LOG2E
+        higher = tl.maximum(highest, tl.max(logits, axis=0))
+        shares = shares * tl.exp2(highest - higher) + tl.exp2(logits - higher)
+        total += tl.where(inside, logits, 0.0)
+        highest = higher
+    normalizer = highest + tl.log2(tl.sum(shares, axis=0))
+    nll = (normalizer - wanted) / LOG2E
+    spread = (normalizer - tl.sum(total, axis=0) / WIDTH) / LOG2E
+    tl.store(losses_ptr + row, tl.where(real, (1.0 - SMOOTHING) * nll + SMOOTHING * spread, 0.0))
+    tl.store(likelihoods_ptr + row, tl.where(real, nll, 0.0))
+    for start in range(0, WIDTH, BLOCK):
+        inside = start + column < WIDTH
+        logits = tl.load(logits_ptr + start + column, mask=inside, other=FAR).to(tl.float32) * LOG2E
+        gradient = tl.exp2(logits - normalizer) - SMOOTHING / WIDTH
+        gradient = tl.where(start + column == label, gradient - (1.0 - SMOOTHING), gradient)
+        tl.store(logits_ptr + start + column, tl.where(real, gradient * GAIN, 0.0), mask=inside)

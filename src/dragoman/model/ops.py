@@ -1,0 +1,93 @@
+"""The operations of a training step, each done the fastest way that fits: fused kernels on a GPU in 16 bits, plain torch else."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dragoman.model import plain
+
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def fusible(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and HAS_TRITON
+
+
+class Sight(NamedTuple):
+    """Which slots see which: as segments for the kernels, as a mask [B, 1, T, S] for the plain way."""
+
+    query_segment: Tensor
+    key_segment: Tensor
+    causal: bool
+    mask: Tensor
+
+
+def sight(query_segment: Tensor, key_segment: Tensor, *, causal: bool = False) -> Sight:
+    return Sight(query_segment, key_segment, causal, plain.visible(query_segment, key_segment, causal=causal))
+
+
+def add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    if fusible(x):
+        from dragoman.model import fused
+
+        return fused.add_norm(x, update, weight, bias, epsilon, dropout)
+    return plain.add_norm(x, update, weight, bias, epsilon, dropout)
+
+
+def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
+    if fusible(packed_BT3D):
+        from dragoman.model import fused
+
+        if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads):
+            return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
+    return plain.self_attention(packed_BT3D, seen.mask, heads, dropout)
+
+
+def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
+    if fusible(query_BTD):
+        from dragoman.model import fused
+
+        if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads):
+            segments = (seen.query_segment, seen.key_segment)
+            return fused.cross_attention(query_BTD, key_value_BS2D, *segments, heads, dropout)
+    return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout)
+
+
+def feed_forward(
+    x: Tensor,
+    weights: tuple[Tensor, Tensor],
+    biases: tuple[Tensor, Tensor],
+    dropout: float,
+    *,
+    eight_bits: bool = False,
+) -> Tensor:
+    if fusible(x):
+        from dragoman.model import fused
+
+        return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits)
+    return plain.feed_forward(x, weights, biases, dropout)
+
+
+def linear(x: Tensor, weight: Tensor, *, eight_bits: bool) -> Tensor:
+    if eight_bits and fusible(x):
+        from dragoman.model import fused
+
+        return fused.linear_in_eight_bits(x, weight)
+    return F.linear(x, weight)
+
+
+def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
+    """The gradient may take the place of the logits."""
+    if logits_PV.is_cuda and HAS_TRITON:
+        from dragoman.model import fused
+
+        return fused.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
+    return plain.loss_and_gradient(logits_PV, labels_P, smoothing, gain)

@@ -1,0 +1,77 @@
+"""How many rows a device can handle at once, found by trying: forward and backward of a full batch, without compilation
+(which needs no more), with room set aside for what comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dragoman.data.loader import Batch, Share
+from dragoman.data.pack import Packing
+from dragoman.model.loss import SequenceLoss
+from dragoman.training.precision import Arithmetic
+
+CPU_SLOTS = 2048  # activations of more slots leave the cache; a computer's memory is no limit here
+SPARE = 0.08  # of the GPU's memory: for the compiler's buffers and for fragmentation
+MOMENT_BYTES = 8  # per parameter, made by the optimizer at its first step
+
+
+def most_rows(share: Share, fits: Callable[[int], bool]) -> int:
+    """The most rows per micro-batch that fit: the share of a rank in as few equal parts as possible; 0 if not even one row."""
+    if fits(share.rows_per_rank):
+        return share.rows_per_rank
+    too_few, enough = 1, 2
+    while not fits(rows_in(share, enough)):
+        if rows_in(share, enough) == 1:
+            return 0
+        too_few, enough = enough, 2 * enough
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if fits(rows_in(share, middle)) else (middle, enough)
+    return rows_in(share, enough)
+
+
+def rows_in(share: Share, parts: int) -> int:
+    return max(1, -(-share.rows_per_rank // parts))
+
+
+def rows_that_fit(objective: SequenceLoss, share: Share, packing: Packing, arithmetic: Arithmetic) -> int:
+    """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device."""
+    if arithmetic.device.type != "cuda":
+        return max(1, min(share.rows_per_rank, CPU_SLOTS // packing.width))
+
+    def fits(rows: int) -> bool:
+        shapes = [(rows, packing.width)]
+        if packing.wide_width:
+            shapes.append((max(1, rows * packing.width // packing.wide_width), packing.wide_width))
+        return all(survives(objective, arithmetic, *shape) for shape in shapes)
+
+    return most_rows(share, fits)
+
+
+def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int) -> bool:
+    """Whether a batch without an empty slot goes through forward and backward."""
+    device, parameters = arithmetic.device, list(objective.parameters())
+    kept = [parameter.grad for parameter in parameters]
+    try:
+        later = MOMENT_BYTES * sum(parameter.numel() for parameter in parameters)
+        spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
+        reserved = torch.empty(later + spare, dtype=torch.uint8, device=device)
+        with arithmetic():
+            loss, _ = objective(*full_batch(rows, width).to(device).tensors())
+        loss.backward()
+        torch.cuda.synchronize(device)
+        del reserved
+        return True
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+        torch.cuda.empty_cache()
+
+
+def full_batch(rows: int, width: int) -> Batch:
+    ids, position = torch.ones(rows, width, dtype=torch.int64), torch.arange(width).expand(rows, width)
+    return Batch(ids, position, ids, ids, ids, position, ids)

@@ -1,0 +1,140 @@
+"""The peers are measured on the same sentences, and they are not lamed: padding changes nothing, and Marian learns."""
+
+import argparse
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import padded
+import pytest
+import torch
+from support import tiny_config
+
+from dragoman.data.subwords import BOS, PAD
+
+BENCH = Path(__file__).parents[2] / "bench"
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="the Marian peer needs the extra 'bench' (transformers)"
+)
+
+
+def script(name, *arguments):
+    command = [sys.executable, str(BENCH / name), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_padded_batches_hold_every_sentence_once(prepared):
+    data = prepared.encoded("train")
+    found = padded.groups(data, 512, np.random.default_rng(1))
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(data)))
+    batches = [padded.padded(data, group) for group in found]
+    assert sum(batch.target_tokens for batch in batches) == data.target.lengths.sum()
+    assert sum(int((batch.source != PAD).sum()) for batch in batches) == data.source.lengths.sum()
+    for group, batch in zip(found, batches, strict=True):
+        assert int((batch.target_out != PAD).sum()) == batch.target_tokens
+        assert all(tensor.shape[1] % 8 == 0 for tensor in batch.tensors())
+        assert max(batch.source.numel(), batch.target_out.numel()) <= 512
+        sentence = data.target.sentence(group[0]).tolist()
+        assert batch.target_out[0, : len(sentence)].tolist() == sentence
+        assert batch.target_in[0, : len(sentence)].tolist() == [BOS, *sentence[:-1]]
+        assert (batch.target_in[0, len(sentence) :] == PAD).all()
+
+
+def modules(config, vocab_size):
+    yield padded.Plain(config, vocab_size)
+    if find_spec("transformers"):
+        from marian import MarianLoss, build
+
+        yield MarianLoss(build(config, vocab_size), config.train.label_smoothing)
+
+
+def test_padding_does_not_change_the_loss_of_a_peer(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    data = prepared.encoded("valid")
+    order = np.argsort(data.target.lengths)
+    group = order[[0, -1]]  # the shortest beside the longest
+    for module in modules(config, len(prepared.vocabulary)):
+        module.eval()
+        with torch.no_grad():
+            together = module(*padded.padded(data, group).tensors())
+            alone = [(module(*batch.tensors()), batch.target_tokens) for batch in
+                     (padded.padded(data, group[[index]]) for index in (0, 1))]  # fmt: skip
+        mean = sum(loss * count for loss, count in alone) / sum(count for _, count in alone)
+        torch.testing.assert_close(together, mean, rtol=1e-4, atol=1e-5)
+
+
+@needs_transformers
+def test_marian_is_of_the_configured_size(prepared, tmp_path):
+    """Ours has no biases in attention, and two final norms more; all else is the same."""
+    from marian import build
+
+    from dragoman.model import size
+
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    shape = config.model
+    model = build(config, 400)
+    learnt = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    biases = (4 * shape.encoder_layers + 8 * shape.decoder_layers) * shape.d_model
+    assert learnt == size.parameters(shape, 400) + biases - 4 * shape.d_model
+
+
+@needs_transformers
+def test_marian_learns_a_few_sentences_by_heart(prepared, tmp_path):
+    """So that loss, begin and end marks, and search fit together."""
+    from marian import Training, translated
+
+    overrides = [
+        "schedule.policy=fixed",
+        "schedule.learning_rate=0.003",
+        "schedule.warmup_steps=20",
+        "model.dropout=0.0",
+    ]
+    config = tiny_config(prepared.folder, tmp_path / "run", *overrides, "model.d_model=64", "model.encoder_layers=1")
+    training = Training(config, prepared, argparse.Namespace(compile="off"))
+    batch = padded.padded(prepared.encoded("valid"), np.arange(6))
+    for _ in range(150):
+        training.update(batch)
+    texts = prepared.text("valid")[:6]
+    for beam in (1, 4):
+        translations = translated(training, prepared.vocabulary, [source for source, _ in texts], beam, 8)
+        assert translations == [target for _, target in texts]
+
+
+@needs_transformers
+def test_peers_run(tmp_path):
+    found = script(
+        "peers.py", "--preset", "tiny", "train.device=cpu", "model.d_model=32", "subwords.vocab_size=400",
+        f"data.folder={tmp_path}", "--tokens", "256", "512", "--batches", "2", "--seconds", "5",
+        "--peers", "dragoman", "marian", "nn.Transformer",
+    )  # fmt: skip
+    assert found["best"].keys() == {"dragoman", "marian", "nn.Transformer"}
+    assert found["ratio"].keys() == {"marian", "nn.Transformer"}
+    assert all(len(sizes) == 2 for sizes in found["target_tokens_per_s"].values())
+    best = {name: max(sizes.values()) for name, sizes in found["target_tokens_per_s"].items()}
+    assert found["ratio"]["marian"] == pytest.approx(best["dragoman"] / best["marian"], abs=1e-3)
+
+
+@needs_transformers
+def test_marian_script_tells_scores_against_time(prepared, tmp_path):
+    for name, side in (("en", 0), ("de", 1)):
+        text = "".join(f"{pair[side]}\n" for pair in prepared.text("valid")[:4])
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = script(
+        "marian.py", "tiny", "train.device=cpu", "model.d_model=32", "--data", str(prepared.folder), "--minutes", "0.01",
+        "--evaluate-every", "0.3", "--tokens", "256", "--compile", "off", "--valid", f"dev={tmp_path / 'en'},{tmp_path / 'de'}",
+    )  # fmt: skip
+    assert found["history"][-1]["train_seconds"] >= 0.6
+    assert found["history"][-1]["bleu"].keys() == {"dev"}
+    assert found["final"]["dev"]["beam"] == 4
+    assert found["target_tokens"] == found["history"][-1]["target_tokens"] > 0
+
+
+def test_the_cpu_bench_runs():
+    found = script("cpu.py", "--pairs", "2000", "--tokens", "256", "--steps", "1", "--rounds", "1")
+    speeds = [found[f"{name}_target_tokens_per_s"] for name in ("dragoman", "nn.Transformer")]
+    assert found["ratio"] == pytest.approx(speeds[0] / speeds[1], abs=1e-3)

@@ -1,0 +1,165 @@
+"""Every fused operation against its plain twin, outputs and gradients. Run by test_kernels in a process of its own:
+
+    TRITON_INTERPRET=1 python kernel_cases.py cpu     the kernels interpreted, in fp32: the mathematics
+    python kernel_cases.py cuda                       compiled, in bf16 and fp16: what a GPU really does
+"""
+
+import sys
+
+import torch
+from torch import Tensor
+
+from dragoman.model import fused, plain
+
+DEVICE = torch.device(sys.argv[1])
+TYPES = {"cpu": [torch.float32], "cuda": [torch.bfloat16, torch.float16]}[DEVICE.type]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+torch.manual_seed(1)
+
+
+def random(*shape, dtype=torch.float32, gradient=True):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(gradient)
+
+
+def outputs_and_gradients(function, inputs: list[Tensor]) -> list[Tensor]:
+    """With random, but always the same weights on the outputs."""
+    for tensor in inputs:
+        tensor.grad = None
+    outputs = function()
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(output.shape, generator=generator).to(DEVICE) for output in outputs]
+    sum((output.float() * weight).sum() for output, weight in zip(outputs, weights, strict=True)).backward()
+    return [*outputs, *(tensor.grad for tensor in inputs)]
+
+
+def same(name: str, dtype: torch.dtype, ours: list[Tensor], theirs: list[Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.shape == other.shape and mine.dtype == other.dtype, (name, number)
+        error = ((mine.float() - other.float()).norm() / other.float().norm()).item()
+        assert error < TOLERANCE[dtype], f"{name} {dtype}, number {number}: relative error {error:.1e}"
+
+
+def segments(rows: int, slots: int, *, pairs: int) -> Tensor:
+    """Sorted segments from 1 to `pairs`, all present, with a few empty slots at the end of every row."""
+    cuts = torch.rand(rows, slots).argsort(dim=1)[:, : pairs - 1].sort(dim=1).values.clamp(1, slots - 4)
+    numbers = 1 + (torch.arange(slots)[None, :, None] >= cuts[:, None, :]).sum(-1)
+    numbers[:, slots - 3 :] = 0
+    return numbers.to(torch.int32).to(DEVICE)
+
+
+def case_add_norm(dtype):
+    for width in (48, 512):
+        x, update = random(6, 5, width, dtype=dtype), random(6, 5, width, dtype=dtype)
+        inputs = [x, update, random(width), random(width)]
+        results = [
+            outputs_and_gradients(lambda way=way, inputs=inputs: way.add_norm(*inputs, 1e-5, 0.0), inputs)
+            for way in (fused, plain)
+        ]
+        same(f"add_norm {width}", dtype, *results)
+
+
+def case_self_attention(dtype):
+    for slots, dim, causal in ((16, 16, True), (32, 16, False), (128, 64, True)):
+        heads, rows = 2, 2
+        packed, segment = random(rows, slots, 3 * heads * dim, dtype=dtype), segments(rows, slots, pairs=3)
+        mask = plain.visible(segment, segment, causal=causal)
+        ours = outputs_and_gradients(lambda: fused.self_attention(packed, segment, heads, 0.0, causal=causal), [packed])
+        theirs = outputs_and_gradients(lambda: plain.self_attention(packed, mask, heads, 0.0), [packed])
+        same(f"self attention {slots}", dtype, ours, theirs)
+
+
+def case_cross_attention(dtype):
+    heads, dim, rows, slots = 2, 16, 3, 32
+    inputs = [random(rows, slots, heads * dim, dtype=dtype), random(rows, slots, 2 * heads * dim, dtype=dtype)]
+    target = segments(rows, slots, pairs=3)
+    source = target.flip(1).clone().where(target.flip(1) > 0, torch.ones_like(target)).sort(dim=1).values
+    source[:, -2:] = 0
+    source[:, -5:-2] = 3
+    mask = plain.visible(target, source, causal=False)
+    ours = outputs_and_gradients(lambda: fused.cross_attention(*inputs, target, source, heads, 0.0), inputs)
+    theirs = outputs_and_gradients(lambda: plain.cross_attention(*inputs, mask, heads, 0.0), inputs)
+    same("cross attention", dtype, ours, theirs)
+
+
+def case_feed_forward(dtype):
+    inputs = [random(10, 48, dtype=dtype), random(64, 48), random(48, 64), random(64), random(48)]
+    x, inner, outer, inner_bias, outer_bias = inputs
+    arguments = (x, (inner, outer), (inner_bias, outer_bias), 0.0)
+    ours = outputs_and_gradients(lambda: fused.feed_forward(*arguments, eight_bits=False), inputs)
+    with torch.autocast(DEVICE.type, dtype=dtype, enabled=DEVICE.type == "cuda"):
+        theirs = outputs_and_gradients(lambda: plain.feed_forward(*arguments), inputs)
+    same("feed-forward", dtype, ours, theirs)
+
+
+def case_loss(dtype):
+    for width in (50, 5000):
+        logits, labels = random(6, width, dtype=dtype, gradient=False) * 3, torch.tensor([3, -100, 0, width - 1, 7, 8])
+        ours = fused.loss_and_gradient(logits.clone(), labels.to(DEVICE), 0.1, 2.0)
+        theirs = plain.loss_and_gradient(logits.clone(), labels.to(DEVICE), 0.1, 2.0)
+        same(f"loss {width}", dtype, list(ours), list(theirs))
+
+
+def case_dropout_is_drawn_again_in_the_backward_pass(dtype):
+    """Where an update was dropped its gradient is zero, elsewhere it is scaled; and another call drops others."""
+    x, update = torch.zeros(64, 64, device=DEVICE, dtype=dtype), torch.ones(64, 64, device=DEVICE, dtype=dtype)
+    update.requires_grad_()
+    norm = torch.ones(64, device=DEVICE), torch.zeros(64, device=DEVICE)
+    total, _ = fused.add_norm(x, update, *norm, 1e-5, 0.3)
+    total.sum().backward()
+    assert torch.equal(total, update.grad)
+    kept = (total > 0).float().mean().item()
+    assert abs(kept - 0.7) < 0.03, kept
+    assert not torch.equal(total, fused.add_norm(x, update, *norm, 1e-5, 0.3)[0])
+
+
+def case_attention_with_dropout_is_right_on_average(dtype):
+    """The gradient is that of the drawn function: a small step along it changes the output by as much as it says."""
+    segment = torch.ones(1, 16, dtype=torch.int32, device=DEVICE)
+    packed, direction = random(1, 16, 96, dtype=dtype), random(1, 16, 96, gradient=False)
+
+    def drawn(value):
+        return fused.attention_op(value, None, segment, segment, seed, 2, True, 0.3)[0].float().sum()
+
+    seed = torch.tensor([1234567890123], device=DEVICE)
+    drawn(packed).backward()
+    predicted = (packed.grad.float() * direction).sum().item()
+    size = 1e-2 if dtype == torch.float32 else 0.3
+    values = [drawn((packed.detach().float() + sign * size * direction).to(dtype)).item() for sign in (1, -1)]
+    measured = (values[0] - values[1]) / (2 * size)
+    assert abs(measured - predicted) < 0.1 * abs(predicted) + 0.2, (measured, predicted)
+    plainly = fused.self_attention(packed.detach(), segment, 2, 0.0, causal=True).float()
+    draws = 40 if DEVICE.type == "cpu" else 400
+    mean = sum(fused.self_attention(packed.detach(), segment, 2, 0.3, causal=True).float() for _ in range(draws)) / draws
+    assert ((mean - plainly).norm() / plainly.norm()).item() < 4.0 / draws**0.5
+
+
+def case_eight_bits(dtype):
+    """Only where the hardware has them: close to 16 bits, gradients those of 16 bits."""
+    if DEVICE.type != "cuda" or torch.cuda.get_device_capability() < (8, 9) or dtype != torch.bfloat16:
+        return
+    x, inner, outer = random(64, 128, dtype=dtype), random(256, 128), random(128, 256)
+    with torch.no_grad():
+        inner *= 0.05
+        outer *= 0.05
+    biases = random(256), random(128)
+    results = [
+        outputs_and_gradients(
+            lambda bits=bits: fused.feed_forward(x, (inner, outer), biases, 0.0, eight_bits=bits), [x, inner, outer]
+        )
+        for bits in (True, False)
+    ]
+    errors = [((mine - other).float().norm() / other.float().norm()).item() for mine, other in zip(*results, strict=True)]
+    assert all(error < 0.06 for error in errors), errors
+    linear = fused.linear_in_eight_bits(x, inner)
+    exact = x.float() @ inner.t()
+    assert ((linear.float() - exact).norm() / exact.norm()).item() < 0.05
+
+
+if __name__ == "__main__":
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            for dtype in TYPES:
+                case(dtype)
+            print(name, "ok", flush=True)
