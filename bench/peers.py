@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
 from typing import Any
 
@@ -78,6 +79,7 @@ def plain(config: Config, data: PreparedData, tokens: int, options: Options, *, 
 
 PEERS: dict[str, Peer] = {
     "dragoman": dragoman,
+    "dragoman-fp8": lambda config, *rest: dragoman(changed(config, train={"precision": "fp8"}), *rest),
     "marian": marian,
     "marian-compiled": partial(marian, compiled="layers"),
     "marian-whole": partial(marian, compiled="whole"),
@@ -135,9 +137,9 @@ def main() -> None:
     mesh = Mesh(0, 1, 0, pick_device(config.train.device))
     with opened(config, mesh) as (data, _):
         speeds = {name: speeds_of(name, config, data, options) for name in options.peers}
-        facts = {"bench": "peers", "preset": options.preset, **circumstances(mesh, data)}
+        facts = {"bench": "peers", "preset": options.preset, **circumstances(mesh, data), "transformers": installed()}
     best = {name: max(by_size.items(), key=lambda entry: entry[1]) for name, by_size in speeds.items() if by_size}
-    tell(speeds, best, options.tokens)
+    tell(speeds, best)
     print(json.dumps(facts | results(speeds, best)))
 
 
@@ -147,6 +149,7 @@ def parse() -> Options:
     parser.add_argument("--preset", default="transformer-base", help="or a run file")
     parser.add_argument("--data", help="prepared folder; without one at data.folder sentences are drawn")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16_384, 32_768], help="target slots a batch")
+    parser.add_argument("--own-tokens", type=int, nargs="+", help="the same for dragoman, if other sizes suit it")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=USUAL, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--batches", type=int, default=60, help="updates to measure, at most")
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure one peer with one batch size, at most")
@@ -156,7 +159,7 @@ def parse() -> Options:
 def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -> dict[int, float]:
     """By batch size. What fails is said and left out: the others should not have been measured for nothing."""
     speeds = {}
-    for tokens in options.tokens:
+    for tokens in options.own_tokens or options.tokens if name.startswith("dragoman") else options.tokens:
         start = time.perf_counter()
         try:
             speeds[tokens] = round(PEERS[name](config, data, tokens, options), 1)
@@ -172,6 +175,13 @@ def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -
     return speeds
 
 
+def installed() -> str | None:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return None
+
+
 def tidy_up() -> None:
     """The next one finds the memory and the compiler as if it were the first."""
     torch.compiler.reset()
@@ -180,7 +190,8 @@ def tidy_up() -> None:
         torch.cuda.empty_cache()
 
 
-def tell(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]], sizes: list[int]) -> None:
+def tell(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]]) -> None:
+    sizes = sorted({size for by_size in speeds.values() for size in by_size})
     table = Table("target tokens/s", *(f"{size:,} slots" for size in sizes), "best", "dragoman is")
     for name, by_size in speeds.items():
         cells = [f"{by_size[size]:,.0f}" if size in by_size else "-" for size in sizes]

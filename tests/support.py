@@ -29,6 +29,7 @@ def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
         "train.log_every=2",
         "train.max_steps=6",
         "train.device=cpu",
+        "train.precision=fp32",
         "validation.every=100",
         "checkpoint.every=100",
         "monitor.interval_seconds=0.1",

@@ -1,41 +1,88 @@
-"""Arithmetic: bf16 is believed only where it was seen to work."""
+"""Arithmetic: what a device cannot do is refused, and every precision learns what fp32 learns."""
+
+import os
 
 import pytest
 import torch
+from support import as_overrides, dragoman, tiny_config
 
 from dragoman.errors import TrainingError
+from dragoman.runs import read_rows
 from dragoman.training import precision
 
+CPU = torch.device("cpu")
+GPU = torch.cuda.is_available()
 
-def test_auto_on_a_cpu_is_fp32():
-    assert precision.resolve("auto", torch.device("cpu")) == "fp32"
+
+@pytest.fixture
+def probe(monkeypatch):
+    """What the child that tries bf16 does."""
+
+    def replace(program):
+        monkeypatch.setattr(precision, "PROBE", program)
+        precision.gain_of_bf16.cache_clear()
+
+    yield replace
+    precision.gain_of_bf16.cache_clear()
 
 
-def test_bf16_on_a_cpu_that_dies_of_it_is_refused_in_words(monkeypatch):
-    monkeypatch.setattr(precision, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+@pytest.mark.parametrize(("gain", "chosen"), [(0.9, "fp32"), (1.1, "fp32"), (1.8, "bf16")])
+def test_auto_on_a_cpu_is_the_faster_one(probe, gain, chosen):
+    probe(f"print({gain})")
+    assert precision.resolve("auto", CPU) == chosen
+
+
+def test_bf16_on_a_cpu_that_dies_of_it_is_refused_in_words(probe):
+    probe("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     with pytest.raises(TrainingError, match=r'train\.precision = "fp32"'):
-        precision.resolve("bf16", torch.device("cpu"))
-    monkeypatch.setattr(precision, "PROBE", "pass")
-    assert precision.resolve("bf16", torch.device("cpu")) == "bf16"
+        precision.resolve("bf16", CPU)
+    assert precision.resolve("auto", CPU) == "fp32"
+    probe("print(0.5)")
+    assert precision.resolve("bf16", CPU) == "bf16"
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp16", "fp8"])
+def test_what_needs_a_gpu_is_refused_on_a_cpu(name):
+    with pytest.raises(TrainingError, match="needs a GPU"):
+        precision.resolve(name, CPU)
+
+
+def test_what_needs_a_newer_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(TrainingError, match=r'"fp8" needs a GPU of compute capability 8\.9, Tesla T4 has 7\.5'):
+        precision.resolve("fp8", torch.device("cuda"))
+    assert precision.resolve("fp16", torch.device("cuda")) == "fp16"
+
+
+def last_loss(prepared, run, name, *overrides):
+    """After 20 steps without dropout, in a process of its own."""
+    config = tiny_config(
+        prepared.folder, run, f"train.precision={name}", "train.max_steps=20", "model.dropout=0.0", *overrides
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1"}
+    dragoman("train", "tiny", *as_overrides(config), "--nproc", "1", env=environment)
+    return [row["loss"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "train"][-1]
 
 
 def test_bf16_learns_what_fp32_learns(prepared, tmp_path):
     """On a CPU whose bf16 works (elsewhere it is switched to instructions that do), losses stay within one percent."""
-    import os
-
-    from support import as_overrides, dragoman, tiny_config
-
-    from dragoman.runs import read_rows
-
-    losses = {}
-    for name in ("fp32", "bf16"):
-        config = tiny_config(
-            prepared.folder, tmp_path / name, f"train.precision={name}", "train.max_steps=20", "model.dropout=0.0"
-        )
-        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1"}
-        dragoman("train", "tiny", *as_overrides(config), "--nproc", "1", env=environment)
-        losses[name] = [row["loss"] for row in read_rows(tmp_path / name / "metrics.jsonl") if row["kind"] == "train"][
-            -1
-        ]
+    losses = {name: last_loss(prepared, tmp_path / name, name) for name in ("fp32", "bf16")}
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
     assert losses["bf16"] != losses["fp32"]
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", ["tf32", "bf16", "fp16", "fp8"])
+def test_every_precision_learns_what_fp32_learns_on_a_gpu(prepared, tmp_path, name):
+    """fp8 too inside the layers: the model is wide enough for it."""
+    wide = [
+        "train.device=cuda",
+        "train.compile=off",
+        "model.d_model=1024",
+        "model.heads=16",
+        "schedule.learning_rate=0.5",
+    ]
+    losses = {each: last_loss(prepared, tmp_path / each, each, *wide) for each in ("fp32", name)}
+    assert losses[name] == pytest.approx(losses["fp32"], rel=0.01)
+    assert losses[name] != losses["fp32"]

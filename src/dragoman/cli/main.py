@@ -119,6 +119,13 @@ def evaluate(
         Optional[list[str]],
         typer.Option(help="bleu, chrf, ter or comet; may be given several times.", show_default="bleu and chrf"),
     ] = None,
+    tokenize: Annotated[
+        Optional[str],
+        typer.Option(
+            help="How BLEU cuts words, by sacreBLEU's names: none for text that is tokenised already, zh, ja-mecab, ...",
+            show_default="13a",
+        ),
+    ] = None,
     beam: Beam = None,
     device: Device = "auto",
 ) -> None:
@@ -127,7 +134,14 @@ def evaluate(
 
     with progress.shown() as shown:
         result = stages.evaluate(
-            model, source=source, reference=reference, metrics=metric, beam=beam, device=device, progress=shown
+            model,
+            source=source,
+            reference=reference,
+            metrics=metric,
+            tokenize=tokenize,
+            beam=beam,
+            device=device,
+            progress=shown,
         )
     tell.scores(result)
 

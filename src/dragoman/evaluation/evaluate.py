@@ -25,13 +25,14 @@ def evaluate(
     source: str | None = None,
     reference: str | None = None,
     metrics: list[str] | None = None,
+    tokenize: str | None = None,
     beam: int | None = None,
     device: str = "auto",
     progress: runs.Progress = runs.silent,
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, or on the test set that its run was prepared with."""
     names = metrics or ["bleu", "chrf"]
-    check_names(names)
+    check_names(names, tokenize)
     folder = find_model(Path(path))
     run = run_of(Path(path))
     name, pairs = test_set(run, source, reference)
@@ -46,7 +47,7 @@ def evaluate(
         "test_set": name,
         "sentences": len(pairs),
         "beam": beam or translator.section.beam,
-        "scores": score(sources, translations, references, names),
+        "scores": score(sources, translations, references, names, tokenize),
         "seconds": round(time.perf_counter() - start, 3),
         "examples": [
             {"source": pair[0], "reference": pair[1], "translation": text}

@@ -14,29 +14,36 @@ COMET_MODEL = "Unbabel/wmt22-comet-da"
 Score = dict[str, Any]
 
 
-def score(sources: list[str], translations: list[str], references: list[str], names: list[str]) -> dict[str, Score]:
-    """The named scores of detokenised text, each with its signature."""
-    check_names(names)
+def score(
+    sources: list[str], translations: list[str], references: list[str], names: list[str], tokenize: str | None = None
+) -> dict[str, Score]:
+    """The named scores of detokenised text, each with its signature. `tokenize`: how BLEU cuts words, if not as usual."""
+    check_names(names, tokenize)
     if len(translations) != len(references):
         raise DataError(f"{len(translations)} translations for {len(references)} references: the files are not aligned")
     return {
-        name: comet(sources, translations, references) if name == "comet" else surface(name, translations, references)
+        name: comet(sources, translations, references)
+        if name == "comet"
+        else surface(name, translations, references, tokenize)
         for name in names
     }
 
 
-def check_names(names: list[str]) -> None:
+def check_names(names: list[str], tokenize: str | None = None) -> None:
     """Before anything is translated: what is not known, or not installed."""
     unknown = [name for name in names if name not in (*SURFACE, "comet")]
     if unknown:
         known = ", ".join([*SURFACE, "comet"])
         raise ConfigError([f"metric {unknown[0]!r} is not known; choose from {known}"], "evaluate")
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        known = ", ".join(BLEU.TOKENIZERS)
+        raise ConfigError([f"tokenizer {tokenize!r} is not known to sacreBLEU; choose from {known}"], "evaluate")
     if "comet" in names:
         require_extra("comet", "comet", "the COMET score")
 
 
-def surface(name: str, translations: list[str], references: list[str]) -> Score:
-    metric = SURFACE[name]()
+def surface(name: str, translations: list[str], references: list[str], tokenize: str | None = None) -> Score:
+    metric = BLEU(tokenize=tokenize) if name == "bleu" and tokenize else SURFACE[name]()
     result = metric.corpus_score(translations, [references])
     return {"score": round(result.score, 4), "signature": str(metric.get_signature())}
 

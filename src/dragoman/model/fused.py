@@ -32,6 +32,12 @@ def draw_seed(like: Tensor, dropout: float) -> Tensor:
     return torch.randint(2**62, (1,), device=like.device)
 
 
+def only_first_is_differentiable(ctx: Any, output: Any) -> None:
+    """Otherwise a gradient of zeros, as large as the other output, would be made for nobody."""
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
 # --- residual, dropout and layer norm ---
 
 
@@ -162,6 +168,7 @@ def attention_backward(
 def keep_for_attention(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.heads, ctx.causal, ctx.dropout = inputs
     ctx.save_for_backward(*tensors, output[1])
+    only_first_is_differentiable(ctx, output)
 
 
 def differentiate_attention(ctx: Any, out_gradient: Tensor, _: Any) -> Any:
@@ -183,14 +190,19 @@ ACTIVATION_SCALE, WEIGHT_SCALE = 4.0, 64.0
 
 def shrunk(x: Tensor, scale: float) -> Tensor:
     out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    kernels.shrink[(triton.cdiv(x.numel(), 4096),)](x.contiguous(), out, x.numel(), SCALE=scale, BLOCK=4096, num_warps=8)
+    kernels.shrink[(triton.cdiv(x.numel(), 4096),)](
+        x.contiguous(), out, x.numel(), SCALE=scale, BLOCK=4096, num_warps=8
+    )
     return out
 
 
 def product_of_shrunk(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x W + b of two matrices in 8 bits, [N, K] and [M, K]."""
-    scales = [torch.full((), 1.0 / scale, device=x.device) for scale in (ACTIVATION_SCALE, WEIGHT_SCALE)]
-    return torch._scaled_mm(x, weight.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
+    scales = {
+        "scale_a": torch.full((), 1.0 / ACTIVATION_SCALE, device=x.device),
+        "scale_b": torch.full((), 1.0 / WEIGHT_SCALE, device=x.device),
+    }
+    return torch._scaled_mm(x, weight.t(), **scales, bias=bias, out_dtype=dtype, use_fast_accum=True)  # type: ignore[arg-type]
 
 
 def linear_in_eight_bits(x: Tensor, weight: Tensor) -> Tensor:
@@ -284,6 +296,7 @@ def relu_backward(hidden: Tensor, gradient: Tensor, dropout: float) -> tuple[Ten
 def keep_for_feed_forward(ctx: Any, inputs: Any, output: Any) -> None:
     x, inner, _, outer, _, _, ctx.dropout, _ = inputs
     ctx.save_for_backward(x, inner, outer, output[1])
+    only_first_is_differentiable(ctx, output)
 
 
 def differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> Any:

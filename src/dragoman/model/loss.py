@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.model import ops
 from dragoman.model.plain import IGNORED
-from dragoman.model.transformer import Transformer, product_type
+from dragoman.model.transformer import Transformer
 
 # Logits that exist at once: on a CPU as many as stay in its cache, on a GPU as many as keep it busy.
 PIECE_ELEMENTS = {"cpu": 2**19, "cuda": 2**30}
@@ -69,7 +69,7 @@ class SmoothedSums(torch.autograd.Function):
         eight_bits: bool,
         learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        matrix_VD = weight_VD.to(product_type(hidden_ND))
+        matrix_VD = weight_VD.to(ops.product_type(hidden_ND))
         ctx.gain = GAIN.get(matrix_VD.dtype, 1.0)
         sums = torch.zeros(2, device=hidden_ND.device)
         hidden_gradient = torch.empty_like(hidden_ND) if learning else None

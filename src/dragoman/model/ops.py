@@ -1,4 +1,5 @@
-"""The operations of a training step, each done the fastest way that fits: fused kernels on a GPU in 16 bits, plain torch else."""
+"""The operations of a training step, each done the fastest way that fits: the Triton kernels of `fused` on a GPU in 16 bits,
+`cpu` for learning on a CPU, `plain` torch everywhere else."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dragoman.model import plain
-
+from dragoman.model import cpu, plain
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -19,8 +19,19 @@ def fusible(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and HAS_TRITON
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Learning there, and not under a compiler, which cannot see into it."""
+    return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """The type that matrix products are computed in: autocast's, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 class Sight(NamedTuple):
-    """Which slots see which: as segments for the kernels, as a mask [B, 1, T, S] for the plain way."""
+    """Which slots see which: as segments for the kernels, as a mask [B, 1, T, S] for the other ways."""
 
     query_segment: Tensor
     key_segment: Tensor
@@ -32,6 +43,12 @@ def sight(query_segment: Tensor, key_segment: Tensor, *, causal: bool = False) -
     return Sight(query_segment, key_segment, causal, plain.visible(query_segment, key_segment, causal=causal))
 
 
+def stream(x: Tensor, dropout: float) -> Tensor:
+    """What all sublayers add to, at its beginning. On a GPU in the type of the products: nothing is read and written more."""
+    x = cpu.drop(x, dropout) if on_cpu(x) else F.dropout(x, dropout)
+    return x.to(product_type(x)) if x.is_cuda else x
+
+
 def add_norm(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
 ) -> tuple[Tensor, Tensor]:
@@ -39,7 +56,8 @@ def add_norm(
         from dragoman.model import fused
 
         return fused.add_norm(x, update, weight, bias, epsilon, dropout)
-    return plain.add_norm(x, update, weight, bias, epsilon, dropout)
+    way = cpu.add_norm if on_cpu(x) else plain.add_norm
+    return way(x, update, weight, bias, epsilon, dropout)
 
 
 def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
@@ -48,6 +66,8 @@ def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float)
 
         if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads):
             return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
+    if on_cpu(packed_BT3D) and packed_BT3D.dtype == torch.bfloat16 and not dropout:
+        return cpu.self_attention(packed_BT3D, seen.mask, heads)
     return plain.self_attention(packed_BT3D, seen.mask, heads, dropout)
 
 
@@ -58,6 +78,8 @@ def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, head
         if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads):
             segments = (seen.query_segment, seen.key_segment)
             return fused.cross_attention(query_BTD, key_value_BS2D, *segments, heads, dropout)
+    if on_cpu(query_BTD) and query_BTD.dtype == torch.bfloat16 and not dropout:
+        return cpu.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads)
     return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout)
 
 
@@ -73,7 +95,9 @@ def feed_forward(
         from dragoman.model import fused
 
         return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits)
-    return plain.feed_forward(x, weights, biases, dropout)
+    hidden = F.relu(F.linear(x, weights[0], biases[0]))
+    hidden = cpu.drop(hidden, dropout) if on_cpu(hidden) else F.dropout(hidden, dropout)
+    return F.linear(hidden, weights[1], biases[1])
 
 
 def linear(x: Tensor, weight: Tensor, *, eight_bits: bool) -> Tensor:
@@ -90,4 +114,5 @@ def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gai
         from dragoman.model import fused
 
         return fused.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
-    return plain.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
+    way = cpu.loss_and_gradient if logits_PV.device.type == "cpu" else plain.loss_and_gradient
+    return way(logits_PV, labels_P, smoothing, gain)

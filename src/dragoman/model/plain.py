@@ -53,9 +53,7 @@ def visible(query_segment_BT: Tensor, key_segment_BS: Tensor, *, causal: bool) -
     return same[:, None]
 
 
-def feed_forward(
-    x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor], dropout: float
-) -> Tensor:
+def feed_forward(x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor], dropout: float) -> Tensor:
     hidden = F.dropout(F.relu(F.linear(x, weights[0], biases[0])), dropout)
     return F.linear(hidden, weights[1], biases[1])
 

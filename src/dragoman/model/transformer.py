@@ -14,8 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
-from dragoman.model.layers import AddNorm, CrossAttention, DecoderBlock, EncoderBlock, FeedForward, KeyValue, SelfAttention
-from dragoman.model.ops import sight
+from dragoman.model.layers import (
+    AddNorm,
+    CrossAttention,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    KeyValue,
+    SelfAttention,
+)
+from dragoman.model.ops import sight, stream
 
 WIDE = 1024  # models of this width use 8 bits inside their layers too
 TABLE = 1024  # positions that are looked up: sines are slow to compute
@@ -49,7 +57,6 @@ class Transformer(nn.Module):
         self.encoder_norm = AddNorm(section)
         self.decoder = nn.ModuleList(DecoderBlock(section) for _ in range(section.decoder_layers))
         self.decoder_norm = AddNorm(section)
-        self.dropout = nn.Dropout(section.dropout)
         self.register_buffer("waves", waves(torch.arange(TABLE), section.d_model), persistent=False)
 
     def init_weights(self, seed: int) -> None:
@@ -75,9 +82,8 @@ class Transformer(nn.Module):
                 module.eight_bits = self.section.d_model >= WIDE
 
     def embed(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        """In the type of the matrix products: the stream that all sublayers add to is read and written most of all."""
         embedded = self.embedding(ids_BT) * math.sqrt(self.section.d_model) + self.place(position_BT)
-        return self.dropout(embedded).to(product_type(embedded))
+        return stream(embedded, self.section.dropout if self.training else 0.0)
 
     def place(self, position_BT: Tensor) -> Tensor:
         """Looked up where a row is no longer than the table, computed otherwise: no sentence is too long."""
@@ -122,12 +128,6 @@ class Transformer(nn.Module):
             x_N1D, update, cache.past[layer] = block.step(x_N1D, update, past, memory, cache.cross_mask)  # type: ignore[operator]
         cache.length += 1
         return self.logits(self.decoder_norm(x_N1D, update)[1]).squeeze(1)
-
-
-def product_type(x: Tensor) -> torch.dtype:
-    """The type that matrix products are computed in: autocast's, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def waves(position: Tensor, width: int) -> Tensor:

@@ -12,7 +12,7 @@ from dragoman.data.pack import Packing
 from dragoman.model.loss import SequenceLoss
 from dragoman.training.precision import Arithmetic
 
-CPU_SLOTS = 2048  # activations of more slots leave the cache; a computer's memory is no limit here
+CPU_SLOTS = 4096  # memory is no limit there, and more at once is not faster
 SPARE = 0.08  # of the GPU's memory: for the compiler's buffers and for fragmentation
 MOMENT_BYTES = 8  # per parameter, made by the optimizer at its first step
 
@@ -64,12 +64,19 @@ def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: 
         torch.cuda.synchronize(device)
         del reserved
         return True
-    except torch.cuda.OutOfMemoryError:
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
         return False
     finally:
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
         torch.cuda.empty_cache()
+
+
+def ran_out(error: RuntimeError) -> bool:
+    """Whether an error means that a GPU's memory is full. Libraries beside torch's allocator say it in their own words."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
 
 
 def full_batch(rows: int, width: int) -> Batch:

@@ -4,7 +4,7 @@
 |---|---|---|
 | fp32 | fp32 | everywhere |
 | tf32 | fp32 with 10 bits of mantissa | GPUs from Ampere on |
-| bf16 | bf16, activations too | the default on GPUs that have it; CPUs that survive it |
+| bf16 | bf16 | the default on GPUs that have it, and on CPUs where it is faster |
 | fp16 | fp16 with dynamic loss scaling | GPUs |
 | fp8 | as bf16, but forward products with large matrices in fp8 | GPUs from Hopper on |
 """
@@ -15,12 +15,32 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from dragoman.errors import TrainingError
 
-PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+# Products of the shapes that training has, in both types: prints how many times faster bf16 is.
+PROBE = """
+import time, torch
+def seconds(dtype):
+    layers = [(torch.ones(rows, k, dtype=dtype, requires_grad=True), torch.ones(n, k, dtype=dtype, requires_grad=True))
+              for rows, k, n in ((2048, 128, 512), (2048, 512, 128), (256, 128, 4000), (512, 512, 2048), (64, 64, 64))]
+    heads = torch.ones(64, 64, 32, dtype=dtype)
+    def work():
+        for x, weight in layers:
+            torch.nn.functional.linear(x, weight).sum().backward()
+        torch.bmm(torch.bmm(heads, heads.transpose(1, 2)), heads)
+    work()
+    start = time.perf_counter()
+    for _ in range(5):
+        work()
+    return time.perf_counter() - start
+seconds(torch.bfloat16)
+print(seconds(torch.float32) / seconds(torch.bfloat16))
+"""
+WORTH = 1.2  # times faster that bf16 must be on a CPU to be taken there
 NEEDS = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}  # compute capability
 AUTOCAST = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,20 +62,20 @@ class Arithmetic:
         return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
 
 
-def arithmetic_of(wanted: str, device: torch.device) -> Arithmetic:
-    """`auto` becomes bf16 on a GPU that has it and fp32 elsewhere; what a device cannot do is refused in words."""
-    name = resolve(wanted, device)
+def arithmetic_of(name: str, device: torch.device) -> Arithmetic:
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     return Arithmetic(name, device)
 
 
 def resolve(wanted: str, device: torch.device) -> str:
+    """`auto`: bf16 on a GPU that has it, and on a CPU where it works and is faster. What a device cannot do is refused."""
     if wanted == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        good = torch.cuda.is_bf16_supported() if device.type == "cuda" else gain_of_bf16() > WORTH
+        return "bf16" if good else "fp32"
     if device.type == "cuda":
         check_gpu(wanted, device)
     elif wanted == "bf16":
-        if not cpu_survives_bf16():
+        if not gain_of_bf16():
             raise TrainingError(
                 'train.precision = "bf16": bf16 matrix products kill a process on this CPU (it announces instructions that it does not '
                 'run). Set train.precision = "fp32", or start with the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16'
@@ -70,10 +90,13 @@ def check_gpu(wanted: str, device: torch.device) -> None:
     if has < needed:
         raise TrainingError(
             f'train.precision = "{wanted}" needs a GPU of compute capability {needed[0]}.{needed[1]}, '
-            f"{torch.cuda.get_device_name(device)} has {has[0]}.{has[1]}; set train.precision = \"auto\""
+            f'{torch.cuda.get_device_name(device)} has {has[0]}.{has[1]}; set train.precision = "auto"'
         )
 
 
-def cpu_survives_bf16() -> bool:
-    """In a child process, because the wrong answer is an illegal instruction."""
-    return subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode == 0
+@cache
+def gain_of_bf16() -> float:
+    """How many times faster bf16 products are on this CPU; 0 where they kill a process. So it is tried in a child: some CPUs
+    announce instructions that they do not run."""
+    child = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    return float(child.stdout) if child.returncode == 0 else 0.0

@@ -35,7 +35,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
 from dragoman.training import checkpoint, facts, memory, optim
-from dragoman.training.precision import arithmetic_of
+from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 from dragoman.training.validate import validation_loss
@@ -73,7 +73,8 @@ class Trainer:
         self.folder = runs.RunFolder(config.run.folder)
         self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
         facts.check_fits(data, config)
-        self.arithmetic = arithmetic_of(config.train.precision, mesh.device)
+        names = gather(mesh, resolve(config.train.precision, mesh.device))
+        self.arithmetic = arithmetic_of(names[0] if len(set(names)) == 1 else "fp32", mesh.device)
         self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
         self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
@@ -158,7 +159,9 @@ class Trainer:
             optim.set_rate(state.optimizer, rate)
             try:
                 loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
-            except torch.cuda.OutOfMemoryError:
+            except RuntimeError as error:
+                if not memory.ran_out(error):
+                    raise
                 raise self.out_of_memory() from None
             window.add(loss_sum, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()

@@ -18,7 +18,8 @@ from dragoman.training.precision import Arithmetic
 def validation_loss(
     objective: SequenceLoss, data: Encoded, mesh: Mesh, width: int, slots: int, arithmetic: Arithmetic
 ) -> dict[str, float]:
-    """`slots` at a time, in rows of `width` or as wide as the longest pair. Ranks may have different numbers of batches: nothing is exchanged until all have done their own."""
+    """`slots` at a time, in rows of `width` or as wide as the longest pair. Ranks may have different numbers of batches:
+    nothing is exchanged until all have done their own."""
     sums = [torch.zeros((), device=mesh.device) for _ in range(2)]
     tokens = pairs = 0
     objective.eval()

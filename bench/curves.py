@@ -1,0 +1,125 @@
+"""Does the fast path learn what the slow one learns? The same sentences, step by step, the same weights at the start:
+
+    fast    rows packed with several pairs, fused kernels, compiled, the precision of the run file
+    plain   one pair a row, padded, fp32, plain torch, nothing compiled
+
+    python bench/curves.py RUN.TOML [section.key=value ...] [--steps 1000] [--every 50]
+
+Prints both losses side by side and, as its last line, one JSON object. With dropout the two draw different masks; their noise
+is shown by a second fast run with another seed for dropout, beside which the plain one must not stand out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+
+from dragoman.config import Config, load_config
+from dragoman.config.schedule import learning_rate
+from dragoman.data.encode import PreparedData
+from dragoman.data.loader import Batch, Step, prefetched, steps
+from dragoman.model.loss import SequenceLoss
+from dragoman.model.transformer import Transformer
+from dragoman.parallel.mesh import joined
+from dragoman.parallel.wrap import wrap
+from dragoman.training import facts, optim
+from dragoman.training.precision import arithmetic_of, resolve
+from dragoman.training.state import TrainState
+from dragoman.training.step import update
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=50)
+    options = parser.parse_args()
+    config = load_config(options.config, options.overrides)
+    runs = {"plain": (False, 1), "fast": (True, 1), "fast, other dropout": (True, 2)}
+    curves = {}
+    for name, (fast, seed) in runs.items():
+        start = time.perf_counter()
+        curves[name] = curve(config, options.steps, options.every, fast=fast, dropout_seed=seed)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"\n{'step':>6s}" + "".join(f"{name:>22s}" for name in curves))
+    for index in range(len(curves["fast"])):
+        row = "".join(f"{curve[index]:22.4f}" for curve in curves.values())
+        print(f"{(index + 1) * options.every:6d}{row}")
+    print(json.dumps(figures(curves, options.steps)))
+
+
+def figures(curves: dict[str, list[float]], count: int) -> dict[str, object]:
+    def apart(one: str, other: str) -> float:
+        """Mean relative difference over the second half: at the start, losses fall too quickly to compare."""
+        half = len(curves[one]) // 2
+        pairs = zip(curves[one][half:], curves[other][half:], strict=True)
+        return round(float(np.mean([abs(a - b) / b for a, b in pairs])), 5)
+
+    return {
+        "benchmark": "curves",
+        "steps": count,
+        "final_loss": {name: round(curve[-1], 4) for name, curve in curves.items()},
+        "fast_from_plain": apart("fast", "plain"),
+        "noise": apart("fast, other dropout", "fast"),
+    }
+
+
+def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: int) -> list[float]:
+    """Mean loss per target token over every `every` steps."""
+    with joined(config.train.device, config.train.timeout_seconds) as mesh:
+        data = PreparedData(config.data.folder)
+        arithmetic = arithmetic_of(resolve(config.train.precision if fast else "fp32", mesh.device), mesh.device)
+        model = Transformer(config.model, len(data.vocabulary))
+        model.init_weights(config.run.seed)
+        state = TrainState(model.to(mesh.device), optim.build(model, config.train), arithmetic.scaler())
+        compiled = fast and mesh.device.type == "cuda"
+        module = wrap(SequenceLoss(model, config.train.label_smoothing), mesh, compiled=compiled).train()
+        packing, share, rate = facts.packing_of(data, config), facts.share_of(config, mesh), learning_rate(config)
+        stream = prefetched(steps(data.encoded("train"), packing, share, state.position), pin=compiled)
+        losses, total, tokens = [], torch.zeros((), device=mesh.device, dtype=torch.float64), 0
+        for number in range(1, count + 1):
+            step = next(stream)
+            optim.set_rate(state.optimizer, rate(state.step))
+            given = step if fast else padded(step)
+            loss, _ = update(state, module, given, mesh, config.train, arithmetic, dropout_seed)
+            total, tokens = total + loss, tokens + step.target_tokens
+            if number % every == 0:
+                losses.append(float(total) / tokens)
+                total, tokens = torch.zeros_like(total), 0
+        stream.close()
+    return losses
+
+
+def padded(step: Step) -> Step:
+    """The same pairs, one a row."""
+    step.micro_batches = [unpacked(batch) for batch in step.micro_batches]
+    return step
+
+
+def unpacked(batch: Batch) -> Batch:
+    source = spread(batch.source_segment, batch.source_position, [batch.source])
+    target = spread(batch.target_segment, batch.target_position, [batch.target_in, batch.target_out])
+    return Batch(source[2], source[0], source[1], target[2], target[3], target[0], target[1])
+
+
+def spread(segment: torch.Tensor, position: torch.Tensor, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Positions, segments and values of every pair of the rows in a row of its own. Pairs of both sides are in the same order."""
+    numbers, places = segment.numpy(), position.numpy().astype(np.int64)
+    row, slot = np.nonzero(numbers)
+    pair = np.unique(row * (numbers.max() + 1) + numbers[row, slot], return_inverse=True)[1]
+    shape = (int(pair.max()) + 1, int(places.max()) + 1)
+    result = [np.tile(np.arange(shape[1]), (shape[0], 1)), np.zeros(shape, dtype=np.int64)]
+    result[1][pair, places[row, slot]] = 1
+    for value in values:
+        result.append(np.zeros(shape, dtype=np.int64))
+        result[-1][pair, places[row, slot]] = value.numpy()[row, slot]
+    return [torch.from_numpy(array) for array in result]
+
+
+if __name__ == "__main__":
+    main()

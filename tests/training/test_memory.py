@@ -1,0 +1,74 @@
+"""Batches sized to the machine: the largest that fits, and words when it does not."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny_config
+
+from dragoman.cli.stages import train
+from dragoman.data.loader import Share
+from dragoman.errors import TrainingError
+from dragoman.runs import RunFolder, read_json, read_rows
+from dragoman.training import memory, trainer
+
+GPU = torch.cuda.is_available()
+
+
+@given(rows=st.integers(1, 3000), world=st.integers(1, 4), limit=st.integers(0, 4000))
+def test_the_fewest_equal_parts_that_fit(rows, world, limit):
+    share = Share(rows, 0, world, rows)
+    found = memory.most_rows(share, lambda asked: asked <= limit)
+    possible = {-(-share.rows_per_rank // parts) for parts in range(1, share.rows_per_rank + 1)}
+    assert found == max((size for size in possible if size <= limit), default=0)
+
+
+def test_auto_keeps_the_batch_and_is_written_down(prepared, tmp_path):
+    def run(name, *overrides):
+        config = tiny_config(prepared.folder, tmp_path / name, "model.dropout=0.0", *overrides)
+        train(config)
+        return RunFolder(tmp_path / name)
+
+    automatic = run("auto", "train.tokens_per_gpu=auto", "train.batch_tokens=8192")
+    by_hand = run("by-hand", "train.tokens_per_gpu=4096", "train.batch_tokens=8192")
+    facts = read_json(automatic.environment)
+    assert facts["tokens_per_gpu"] == memory.CPU_SLOTS
+    assert facts["micro_batches"] == 2
+    losses = [
+        [row["loss"] for row in read_rows(each.metrics) if row["kind"] == "train"] for each in (automatic, by_hand)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, monkeypatch):
+    def too_much(*arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "update", too_much)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(memory, "CPU_SLOTS", 512)
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu = 1024; train\.tokens_per_gpu=512 fits"):
+        train(config)
+
+
+def test_a_device_without_room_for_one_row_is_told(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "rows_that_fit", lambda *arguments: 0)
+    with pytest.raises(TrainingError, match="not one row"):
+        train(tiny_config(prepared.folder, tmp_path / "run", "train.tokens_per_gpu=auto"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_on_a_gpu_what_was_found_trains_and_twice_as_much_does_not(prepared, tmp_path):
+    """Most of the memory is taken away first, so that the limit is near."""
+    free, total = torch.cuda.mem_get_info()
+    taken = torch.empty(free - int(0.08 * total) - 2**30, dtype=torch.uint8, device="cuda")
+    model = ["model.d_model=1024", "model.heads=16", "model.d_ff=4096"]
+    large = [*model, "train.device=cuda", "train.compile=off", "train.batch_tokens=262144", "train.max_steps=2"]
+    train(tiny_config(prepared.folder, tmp_path / "auto", *large, "train.tokens_per_gpu=auto"))
+    found = read_json(tmp_path / "auto" / "environment.json")["tokens_per_gpu"]
+    assert 0 < found < 262_144
+    with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu=\d+ fits"):
+        train(tiny_config(prepared.folder, tmp_path / "more", *large, "train.tokens_per_gpu=262144"))
+    del taken
