@@ -21,6 +21,10 @@ kind = "word"
 [train]
 max_steps = 800
 batch_tokens = 2048
+[schedule]
+policy = "cosine"
+learning_rate = 0.003
+warmup_steps = 100
 [validation]
 every = 400
 bleu_sentences = 50

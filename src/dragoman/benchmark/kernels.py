@@ -19,8 +19,8 @@ KINDS = {
     "optimizer": r"adam|multi_tensor|foreach|lpnorm",
     "attention": r"flash|fmha|attention|sdpa|flex",
     "matrix products": r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|wgmma|::mm$|::addmm|::bmm|matmul|mkldnn|onednn",
-    "loss": r"log_?softmax|logsumexp|cross_entropy|nll",
-    "normalisation and dropout": r"layer_?norm|dropout|bernoulli|philox|rand",
+    "loss": r"^loss$|log_?softmax|logsumexp|cross_entropy|nll",
+    "normalisation and dropout": r"add_norm|layer_?norm|activate|relu_backward|dropout|bernoulli|philox|rand",
 }
 
 
