@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.encode import Encoded, Ints, Side
+from dragoman.data.order import Mixture
 from dragoman.data.pack import LongPairs, Packing, Position, Row, best_fit, rows_from
 from dragoman.data.subwords import BOS
 
@@ -63,6 +64,17 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """From this step on, epochs have this mixture of corpora."""
+
+    from_step: int
+    mixture: Mixture
+
+
+Stages = tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
 class Share:
     """How the rows of a step are divided. The update does not depend on it."""
 
@@ -100,12 +112,28 @@ class Share:
         return [part + [[]] * (size - len(part)) for part in cut]
 
 
-def steps(data: Encoded, packing: Packing, share: Share, position: Position) -> Iterator[Step]:
-    """Endless steps from `position` on, each of narrow or of wide rows alone: two shapes in all."""
+def steps(
+    data: Encoded, packing: Packing, share: Share, position: Position, stages: Stages = (), step: int = 0
+) -> Iterator[Step]:
+    """Endless steps from `position` on, each of narrow or of wide rows alone: two shapes in all. `step`: how many were
+    done before, which says at what stage of training the mixture of corpora is."""
+    while True:
+        stage = sum(step >= each.from_step for each in stages[1:])
+        position = position if position.stage == stage else Position(stage=stage)
+        for made in steps_of_stage(data, packing, share, position, stages):
+            yield made
+            step, position = step + 1, made.position
+            if any(step == each.from_step for each in stages[1:]):
+                break
+
+
+def steps_of_stage(data: Encoded, packing: Packing, share: Share, position: Position, stages: Stages) -> Iterator[Step]:
     lengths = data.source.lengths, data.target.lengths
+    mixture = stages[position.stage].mixture if stages else ()
     wide_share = share.widened(packing)
-    long_pairs = LongPairs(*lengths, packing, wide_share.rows)
-    narrow_rows, wide_rows = rows_from(position, *lengths, packing), long_pairs.steps_from(position.wide)
+    long_pairs = LongPairs(*lengths, packing, wide_share.rows, mixture, position.stage)
+    narrow_rows = rows_from(position, *lengths, packing, mixture)
+    wide_rows = long_pairs.steps_from(position.wide)
     while True:
         if position.wide < long_pairs.due(position):
             position = position._replace(wide=position.wide + 1)

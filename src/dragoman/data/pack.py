@@ -21,20 +21,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from dragoman.data.order import Ints, Mixture, Order
+
 Row = list[int]  # indices of the pairs in one row
 
-PACKER = 2  # raised whenever the same settings give another stream: a position in the old one means other rows
+PACKER = 3  # raised whenever the same settings give another stream: a position in the old one means other rows
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
 
 
 class Position(NamedTuple):
-    """Where the next step comes from: four numbers, valid for any number of ranks."""
+    """Where the next step comes from: a few numbers, valid for any number of ranks."""
 
     epoch: int = 0
     window: int = 0
     row: int = 0
     wide: int = 0  # steps of long pairs so far, over all epochs
+    stage: int = 0  # which of several mixtures of corpora; the others count from its beginning
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class Packing:
     wide_width: int = 0  # of the rows for pairs that do not fit `width`; 0: there are none
 
     def settings(self) -> dict[str, int]:
-        """Without long pairs the same as before there were wide rows, so that older checkpoints go on."""
         return {key: value for key, value in asdict(self).items() if key != "wide_width" or value} | {"packer": PACKER}
 
     def is_long(self, source_lengths: Ints, target_lengths: Ints) -> npt.NDArray[np.bool_]:
@@ -114,31 +115,34 @@ class OpenRows:
 
 
 def rows_from(
-    position: Position, source_lengths: Ints, target_lengths: Ints, packing: Packing
+    position: Position, source_lengths: Ints, target_lengths: Ints, packing: Packing, mixture: Mixture = ()
 ) -> Iterator[tuple[Row, Position]]:
     """The endless stream of rows from `position` on, each with the position behind it.
 
-    Every epoch has every pair that is not long exactly once, in an order of its own that follows from (seed, epoch)."""
+    Every epoch has every pair that is not long once, or as often as the mixture says, in an order of its own that follows
+    from (seed, stage, epoch)."""
     narrow = np.flatnonzero(~packing.is_long(source_lengths, target_lengths))
-    windows = -(-len(narrow) // packing.window_pairs)
-    epoch, window, skip, _ = position
+    order = Order(narrow, mixture, packing.seed, position.stage)
+    windows = -(-len(order) // packing.window_pairs)
+    here, skip = position._replace(wide=0), position.row
     while windows:
-        order = np.random.default_rng([packing.seed, epoch]).permutation(len(narrow))
-        for current in range(window, windows):
-            chosen = narrow[order[current * packing.window_pairs : (current + 1) * packing.window_pairs]]
-            rows = best_fit(source_lengths[chosen], target_lengths[chosen], packing.width)
-            pairs = chosen.tolist()
-            shuffled = np.random.default_rng([packing.seed, epoch, current]).permutation(len(rows)).tolist()
-            for place in range(skip, len(rows)):
-                last = place + 1 == len(rows)
-                behind = Position(epoch, current, place + 1) if not last else next_window(epoch, current, windows)
-                yield [pairs[pair] for pair in rows[shuffled[place]]], behind
-            skip = 0
-        epoch, window = epoch + 1, 0
+        start = here.window * packing.window_pairs
+        chosen = order.at(here.epoch, start, start + packing.window_pairs)
+        rows = best_fit(source_lengths[chosen], target_lengths[chosen], packing.width)
+        pairs = chosen.tolist()
+        key = [packing.seed, here.stage, here.epoch, here.window]
+        shuffled = np.random.default_rng(key).permutation(len(rows)).tolist()
+        following = next_window(here, windows)
+        for place in range(skip, len(rows)):
+            behind = here._replace(row=place + 1) if place + 1 < len(rows) else following
+            yield [pairs[pair] for pair in rows[shuffled[place]]], behind
+        here, skip = following, 0
 
 
-def next_window(epoch: int, window: int, windows: int) -> Position:
-    return Position(epoch, window + 1, 0) if window + 1 < windows else Position(epoch + 1, 0, 0)
+def next_window(here: Position, windows: int) -> Position:
+    if here.window + 1 < windows:
+        return here._replace(window=here.window + 1, row=0)
+    return here._replace(epoch=here.epoch + 1, window=0, row=0)
 
 
 class LongPairs:
@@ -146,19 +150,34 @@ class LongPairs:
 
     They are packed once: every epoch has the same rows, and so the same number of steps, in an order of its own."""
 
-    def __init__(self, source_lengths: Ints, target_lengths: Ints, packing: Packing, rows_per_step: int):
+    def __init__(
+        self,
+        source_lengths: Ints,
+        target_lengths: Ints,
+        packing: Packing,
+        rows_per_step: int,
+        mixture: Mixture = (),
+        stage: int = 0,
+    ):
         is_long = packing.is_long(source_lengths, target_lengths)
-        pairs = np.flatnonzero(is_long)
+        order = Order(np.flatnonzero(is_long), mixture, packing.seed, stage)
+        pairs = np.sort(order.at(0, 0, len(order)))
         rows = best_fit(source_lengths[pairs], target_lengths[pairs], packing.wide_width)
         self.rows: list[Row] = [pairs[row].tolist() for row in rows]
         self.steps_per_epoch = -(-len(rows) // rows_per_step)
-        self.packing = packing
-        self.narrow_pairs = len(is_long) - len(pairs)
-        narrow_tokens = max(int(lengths.sum(where=~is_long)) for lengths in (source_lengths, target_lengths))
+        self.packing, self.stage = packing, stage
+        narrow = Order(np.flatnonzero(~is_long), mixture, packing.seed, stage)
+        self.narrow_pairs = len(narrow)
+        share = len(narrow) / max(1, len(is_long) - int(is_long.sum()))
+        narrow_tokens = int(
+            share * max(int(lengths.sum(where=~is_long)) for lengths in (source_lengths, target_lengths))
+        )
         self.narrow_rows = max(1, narrow_tokens // packing.width)  # about: packing them all would take too long
 
     def due(self, position: Position) -> int:
         """How many wide steps there should have been before `position`, so that they are spread over the epoch."""
+        if not self.steps_per_epoch:
+            return 0
         if not self.narrow_pairs:
             return position.wide + 1
         done = min(self.rows_before(position.window) + position.row, self.rows_before(position.window + 1))
@@ -171,7 +190,9 @@ class LongPairs:
         """The rows of every wide step from number `wide` on. Steps of an epoch are equally large, but for one row."""
         epoch, first = divmod(wide, self.steps_per_epoch)
         while True:
-            order = np.random.default_rng([self.packing.seed, epoch, 0, 1]).permutation(len(self.rows)).tolist()
+            order = (
+                np.random.default_rng([self.packing.seed, self.stage, epoch, 0, 1]).permutation(len(self.rows)).tolist()
+            )
             cuts = [len(order) * step // self.steps_per_epoch for step in range(self.steps_per_epoch + 1)]
             for step in range(first, self.steps_per_epoch):
                 yield [self.rows[row] for row in order[cuts[step] : cuts[step + 1]]]
