@@ -208,6 +208,21 @@ def export(
 
 
 @app.command()
+def average(
+    run: Annotated[str, typer.Argument(help="Run folder.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    last: Annotated[
+        Optional[int], typer.Option(min=2, help="This many newest checkpoints.", show_default="all")
+    ] = None,
+    best: Annotated[Optional[int], typer.Option(min=2, help="This many best ones instead.")] = None,
+) -> None:
+    """Write the mean of several checkpoints as a model folder."""
+    from dragoman.exporting.average import average as write
+
+    print(write(run, output, last=last, best=best))
+
+
+@app.command()
 def serve(
     model: ModelPath,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
