@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from dragoman import runs
 from dragoman.config.schema import Checkpoint
@@ -29,21 +34,73 @@ log = logging.getLogger(__name__)
 OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
 
 
-def save(
-    run: runs.RunFolder,
-    state: TrainState,
-    description: model_folder.Description,
-    vocabulary: Path,
-    identity: dict[str, Any],
-    scores: dict[str, float],
-) -> int:
-    """Write the checkpoint of the current step; returns its bytes. `identity`: what must be the same on resume."""
-    with runs.new_folder(run.checkpoint(state.step)) as fresh:
-        model_folder.write_model(fresh, state.model.state_dict(), description, vocabulary)
-        moments = optim.moments(state.optimizer, state.model)
-        model_folder.write_tensors(fresh / OPTIMIZER, moments)
-        runs.write_json(fresh / TRAINING, state.numbers() | identity | {"updates": optim.updates(state.optimizer)})
-        return runs.write_manifest(fresh, {"step": state.step, "time": round(time.time(), 3), "scores": scores})
+@dataclass
+class Snapshot:
+    """The state of one step in the memory of the host: training goes on while it is written."""
+
+    step: int
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    numbers: dict[str, Any]
+    scores: dict[str, float]
+
+
+def snapshot(state: TrainState, identity: dict[str, Any], scores: dict[str, float]) -> Snapshot:
+    """`identity`: what must be the same on resume."""
+    numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
+    weights = host_copies(state.model.state_dict())
+    moments = host_copies(optim.moments(state.optimizer, state.model))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the copies run behind our back until here
+    return Snapshot(state.step, weights, moments, numbers, scores)
+
+
+def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """From a GPU into pinned memory, many at once; torch keeps that memory for the next time."""
+    copies = {
+        name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for name, tensor in tensors.items()
+    }
+    return {name: copy.copy_(tensors[name], non_blocking=True) for name, copy in copies.items()}
+
+
+def write(run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path) -> int:
+    """Write a checkpoint, whole or not at all; returns its bytes."""
+    with runs.new_folder(run.checkpoint(taken.step)) as fresh:
+        model_folder.write_model(fresh, taken.weights, description, vocabulary)
+        model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
+        runs.write_json(fresh / TRAINING, taken.numbers)
+        return runs.write_manifest(fresh, {"step": taken.step, "time": round(time.time(), 3), "scores": taken.scores})
+
+
+class Writer:
+    """One background thread that writes one checkpoint at a time. A failure is told, and training goes on: the older
+    checkpoints are still there. Only when the last one fails, waiting for it raises the error."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def start(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.error = error
+                failed(error)
+
+        self.finish()
+        self.error = None
+        self.thread = threading.Thread(target=run, name="checkpoint")
+        self.thread.start()
+
+    def finish(self) -> None:
+        if self.thread:
+            self.thread.join()
+
+    def finish_well(self) -> None:
+        self.finish()
+        if self.error:
+            raise RunError(f"the last checkpoint could not be written: {self.error}") from self.error
 
 
 def newest_sound(run: runs.RunFolder) -> Path | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -91,6 +92,7 @@ class Trainer:
         )
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
+        self.writer = checkpoint.Writer()
         self.stop_requested = False
         self.samples_host = False  # one rank of every host writes its telemetry
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
@@ -131,8 +133,12 @@ class Trainer:
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
         telemetry = monitor.telemetry and self.samples_host
-        with sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry), self.listening():
-            reason = self.loop()
+        try:
+            with sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry), self.listening():
+                reason = self.loop()
+        finally:
+            self.writer.finish()
+        self.writer.finish_well()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
             self.metrics.close()
@@ -248,10 +254,11 @@ class Trainer:
             "train_seconds": round(state.train_seconds, 3),
         }
 
-    def event(self, name: str, **facts: Any) -> None:
+    def event(self, name: str, at: int | None = None, **facts: Any) -> None:
+        step = self.state.step if at is None else at
         if self.mesh.is_main:
-            runs.append_row(self.folder.events, {"event": name, "step": self.state.step, **facts})
-        log.info("%s at step %d %s", name, self.state.step, facts or "")
+            runs.append_row(self.folder.events, {"event": name, "step": step, **facts})
+        log.info("%s at step %d %s", name, step, facts or "")
 
     # --- what is due ---
 
@@ -312,18 +319,30 @@ class Trainer:
         return False
 
     def save(self) -> None:
-        """The main rank writes; the others wait, so that nobody runs ahead of a checkpoint that may fail."""
-        if self.mesh.is_main:
-            start = time.perf_counter()
-            step, validated = self.validated
-            scores = validated if step == self.state.step else {}
-            numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-            written = checkpoint.save(
-                self.folder, self.state, self.description, self.data.vocabulary.path, self.identity(), numbers
-            )
+        """The main rank copies the state and goes on; a thread writes the copy."""
+        if not self.mesh.is_main:
+            return
+        start = time.perf_counter()
+        self.writer.finish()  # of the one before: two copies at once would be too many
+        step, validated = self.validated
+        scores = validated if step == self.state.step else {}
+        numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
+        taken = checkpoint.snapshot(self.state, self.identity(), numbers)
+        stalled = round(time.perf_counter() - start, 3)
+
+        def write() -> None:
+            began = time.perf_counter()
+            written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path)
             checkpoint.prune(self.folder, self.config.checkpoint)
-            self.event("checkpoint", seconds=round(time.perf_counter() - start, 3), bytes=written)
-        wait_for_all(self.mesh)
+            spent = round(time.perf_counter() - began, 3)
+            self.event("checkpoint", taken.step, seconds=stalled, write_seconds=spent, bytes=written)
+
+        self.writer.start(write, partial(self.saving_failed, taken.step))
+
+    def saving_failed(self, step: int, error: Exception) -> None:
+        self.event("checkpoint_failed", step, error=str(error))
+        detail = f"the checkpoint of step {step} could not be written ({error}); training goes on, older ones are kept"
+        self.progress("checkpoint", step, self.config.train.max_steps, detail)
 
     # --- beginnings ---
 
