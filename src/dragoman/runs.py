@@ -5,7 +5,7 @@ runs/<name>/
   run.toml            the resolved configuration      environment.json  hosts, GPUs, NICs, versions, model size
   data.json           manifest of the prepared data   metrics.jsonl     one row per logged step or validation
   events.jsonl        start, resume, spans, end       telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
-  log/rank-000.log    tensorboard/                    translations/step-00010000.txt
+  owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import RunError
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -41,6 +44,7 @@ class RunFolder:
         self.data = self.path / "data.json"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
+        self.owner = self.path / "owner.json"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"
         self.logs = self.path / "log"
@@ -120,6 +124,14 @@ def damage(folder: Path) -> str | None:
     except (RunError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({error})"
     return None
+
+
+def remove_folder(folder: Path) -> None:
+    """Out of sight first, so that a removal that fails half way leaves no torso under the name of a checkpoint."""
+    try:
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.removed")))
+    except OSError as error:
+        log.warning("%s could not be removed: %s", folder, error)
 
 
 def best_checkpoints(run: RunFolder, metric: str) -> list[Path]:

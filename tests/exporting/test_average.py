@@ -20,7 +20,7 @@ def run(prepared, tmp_path_factory):
 @pytest.mark.parametrize("which", [["--last", "2"], ["--best", "2"], []])
 def test_the_mean_of_checkpoints(run, tmp_path, which):
     out = tmp_path / "mean"
-    dragoman("average", str(run), str(out), *which)
+    dragoman("checkpoint", "average", str(run), str(out), *which)
     steps = read_json(out / "manifest.json")["averaged_steps"]
     assert len(steps) == (2 if which else 3)
     each = [load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in steps]
@@ -37,7 +37,7 @@ def test_what_cannot_be_averaged_is_refused(run, tmp_path):
         ([str(tmp_path / "nothing"), str(tmp_path / "x")], "holds no run"),
         ([str(run), str(run)], "exists"),
     ):
-        result = dragoman("average", *arguments, check=False)
+        result = dragoman("checkpoint", "average", *arguments, check=False)
         assert result.returncode == 2
         assert words in result.stderr
     assert not (tmp_path / "x").exists()

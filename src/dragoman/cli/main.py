@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench
+from dragoman.cli import bench, checkpoints
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(checkpoints.app, name="checkpoint")
 
 
 class Engine(StrEnum):
@@ -205,21 +206,6 @@ def export(
     from dragoman.exporting import export as write
 
     print(write(model, output, kind=kind, quantization=quantization))
-
-
-@app.command()
-def average(
-    run: Annotated[str, typer.Argument(help="Run folder.", show_default=False)],
-    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    last: Annotated[
-        Optional[int], typer.Option(min=2, help="This many newest checkpoints.", show_default="all")
-    ] = None,
-    best: Annotated[Optional[int], typer.Option(min=2, help="This many best ones instead.")] = None,
-) -> None:
-    """Write the mean of several checkpoints as a model folder."""
-    from dragoman.exporting.average import average as write
-
-    print(write(run, output, last=last, best=best))
 
 
 @app.command()

@@ -199,6 +199,8 @@ class Checkpoint(Section):
     """Newest checkpoints to keep."""
     keep_best: Count = 1
     """Best checkpoints to keep beside them."""
+    keep_every: Count = 0
+    """Checkpoints whose step is a multiple of this are kept for good; 0: none."""
     metric: Literal["bleu", "loss"] = "bleu"
     """Which validation score makes a checkpoint the best."""
 

@@ -26,7 +26,7 @@ from dragoman import runs
 from dragoman.config.schema import Checkpoint
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
-from dragoman.training import optim
+from dragoman.training import optim, owner
 from dragoman.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,18 @@ def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: copy.copy_(tensors[name], non_blocking=True) for name, copy in copies.items()}
 
 
-def write(run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path) -> int:
-    """Write a checkpoint, whole or not at all; returns its bytes."""
+def write(
+    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, generation: int
+) -> int:
+    """Write a checkpoint, whole or not at all, and only while the run is still ours; returns its bytes."""
     with runs.new_folder(run.checkpoint(taken.step)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
         model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
         runs.write_json(fresh / TRAINING, taken.numbers)
-        return runs.write_manifest(fresh, {"step": taken.step, "time": round(time.time(), 3), "scores": taken.scores})
+        facts = {"step": taken.step, "time": round(time.time(), 3), "generation": generation, "scores": taken.scores}
+        written = runs.write_manifest(fresh, facts)
+        owner.require(run, generation)
+        return written
 
 
 class Writer:
@@ -89,9 +94,15 @@ class Writer:
                 failed(error)
 
         self.finish()
+        self.check()
         self.error = None
         self.thread = threading.Thread(target=run, name="checkpoint")
         self.thread.start()
+
+    def check(self) -> None:
+        """Going on has no sense when the run is somebody else's now."""
+        if isinstance(self.error, owner.FencedError):
+            raise self.error
 
     def finish(self) -> None:
         if self.thread:
@@ -99,6 +110,7 @@ class Writer:
 
     def finish_well(self) -> None:
         self.finish()
+        self.check()
         if self.error:
             raise RunError(f"the last checkpoint could not be written: {self.error}") from self.error
 
@@ -125,20 +137,14 @@ def restore(checkpoint: Path, state: TrainState) -> None:
 
 
 def prune(run: runs.RunFolder, section: Checkpoint) -> None:
-    """Keep the last k and the best k; remove the others."""
+    """Keep the last k, the best k and every one of so many steps; remove the others."""
     checkpoints = runs.checkpoint_folders(run)
     kept = set(checkpoints[-section.keep_last :]) | set(runs.best_checkpoints(run, section.metric)[: section.keep_best])
+    if section.keep_every:
+        kept |= {checkpoint for checkpoint in checkpoints if runs.step_of(checkpoint) % section.keep_every == 0}
     for checkpoint in checkpoints:
         if checkpoint not in kept:
-            remove(checkpoint)
-
-
-def remove(folder: Path) -> None:
-    """Out of sight first, so that a removal that fails half way leaves no torso under the name of a checkpoint."""
-    try:
-        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.removed")))
-    except OSError as error:
-        log.warning("%s could not be removed: %s", folder, error)
+            runs.remove_folder(checkpoint)
 
 
 def tidy(run: runs.RunFolder, step: int) -> None:

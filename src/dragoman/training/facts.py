@@ -18,6 +18,7 @@ from dragoman.model import size
 from dragoman.monitor import host
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import gather
+from dragoman.training import owner
 
 
 def share_of(config: Config, mesh: Mesh) -> Share:
@@ -51,6 +52,7 @@ def check_folder(folder: runs.RunFolder, *, resume: bool) -> None:
     """A run is never overwritten, and files of somebody else are left alone."""
     if folder.exists() and not resume:
         raise RunError(occupied(folder))
+    owner.check_not_alive(folder)
     if not folder.exists() and not runs.vacant(folder.path):
         raise RunError(f"{folder.path}: is not empty and holds no run; it is left alone. Choose another run.folder")
 

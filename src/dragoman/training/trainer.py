@@ -35,7 +35,7 @@ from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
-from dragoman.training import checkpoint, facts, memory, optim
+from dragoman.training import checkpoint, facts, memory, optim, owner
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
@@ -93,6 +93,7 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
+        self.generation = 0  # of this run: a number for every start, on the main rank
         self.stop_requested = False
         self.samples_host = False  # one rank of every host writes its telemetry
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
@@ -142,6 +143,7 @@ class Trainer:
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
             self.metrics.close()
+            owner.release(self.folder, self.generation)
         wait_for_all(self.mesh)
         return reason
 
@@ -169,6 +171,7 @@ class Trainer:
                 if not memory.ran_out(error):
                     raise
                 raise self.out_of_memory() from None
+            self.writer.check()
             window.add(loss_sum, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
@@ -332,7 +335,7 @@ class Trainer:
 
         def write() -> None:
             began = time.perf_counter()
-            written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path)
+            written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path, self.generation)
             checkpoint.prune(self.folder, self.config.checkpoint)
             spent = round(time.perf_counter() - began, 3)
             self.event("checkpoint", taken.step, seconds=stalled, write_seconds=spent, bytes=written)
@@ -375,6 +378,7 @@ class Trainer:
         environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
+        self.generation = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
         rows = runs.read_rows(self.folder.metrics)

@@ -1,0 +1,158 @@
+"""`dragoman checkpoint`: what a run has kept, whether it is sound, and what it is made of. No torch needed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from dragoman import runs
+from dragoman.errors import RunError
+
+app = typer.Typer(help="List, inspect, verify, average and remove checkpoints.", no_args_is_help=True)
+
+RunPath = Annotated[str, typer.Argument(help="Run folder.", show_default=False)]
+AnyPath = Annotated[Path, typer.Argument(help="Run folder, checkpoint or model folder.", show_default=False)]
+
+ROLES = {
+    "model.safetensors": "weights",
+    "optimizer.safetensors": "Adam's two moments",
+    "training.json": "step, position in the data, counters",
+    "model.toml": "shape of the model",
+    "vocabulary.model": "SentencePiece",
+    "manifest.json": "sizes and checksums of the others",
+}
+
+
+@app.command("list")
+def list_checkpoints(run: RunPath) -> None:
+    """All checkpoints of a run: step, time, size, scores; the best one is marked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dragoman.config import load_config
+
+    folder = runs.open_run(run)
+    metric = load_config(folder.config).checkpoint.metric
+    best = runs.best_checkpoints(folder, metric)[:1]
+    table = Table("step", "written", "MB", "scores", "")
+    for path in runs.checkpoint_folders(folder):
+        manifest = manifest_of(path)
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["time"]))
+        megabytes = sum(file["bytes"] for file in manifest["files"].values()) / 1e6
+        scores = ", ".join(f"{name} {score:.4g}" for name, score in manifest.get("scores", {}).items())
+        table.add_row(f"{runs.step_of(path):,}", written, f"{megabytes:,.1f}", scores, "best" if path in best else "")
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def inspect(path: AnyPath) -> None:
+    """The files of a checkpoint, their roles and bytes; of a run, those of its newest one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    folder = chosen(path)[-1]
+    table = Table("file", "role", "bytes", "tensors")
+    total = 0
+    for file in sorted(folder.iterdir()):
+        size = file.stat().st_size
+        total += size
+        table.add_row(file.name, ROLES.get(file.name, ""), f"{size:,}", tensors_in(file))
+    Console(highlight=False).print(table)
+    print(f"{folder}: {total:,} bytes = {total / 1e6:,.1f} MB")
+    weights, moments = (number_bytes(folder / name) for name in ("model.safetensors", "optimizer.safetensors"))
+    if moments:
+        print(
+            f"numbers in it: {weights:,} bytes of weights, {moments:,} of moments, {moments / weights:g} times as many"
+        )
+
+
+@app.command()
+def verify(path: AnyPath) -> None:
+    """Read every file again and compare it with its checksum; exit code 2 when one is damaged."""
+    problems = []
+    for folder in chosen(path):
+        problem = runs.damage(folder)
+        print(f"{folder}: {problem or 'sound'}")
+        problems += [folder.name] if problem else []
+    if problems:
+        raise RunError(f"{path}: {len(problems)} damaged ({', '.join(problems)})")
+
+
+@app.command()
+def prune(
+    run: RunPath,
+    keep_last: Annotated[int, typer.Option(min=1, help="Newest ones to keep.")] = 1,
+    keep_best: Annotated[int, typer.Option(min=0, help="Best ones to keep beside them.")] = 1,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+) -> None:
+    """Remove checkpoints, but never the only sound one."""
+    from dragoman.config import load_config
+
+    folder = runs.open_run(run)
+    metric = load_config(folder.config).checkpoint.metric
+    sound = [path for path in runs.checkpoint_folders(folder) if runs.damage(path) is None]
+    best = [path for path in runs.best_checkpoints(folder, metric) if path in sound]
+    if not sound:
+        raise RunError(f"{run}: has no sound checkpoint; nothing was removed")
+    kept = {*sound[-keep_last:], *best[:keep_best]}
+    for path in runs.checkpoint_folders(folder):
+        if path not in kept:
+            print(f"{'would remove' if dry_run else 'removed'} {path}")
+            if not dry_run:
+                runs.remove_folder(path)
+
+
+@app.command()
+def average(
+    run: RunPath,
+    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    last: Annotated[Optional[int], typer.Option(min=2, help="This many newest ones.", show_default="all")] = None,
+    best: Annotated[Optional[int], typer.Option(min=2, help="This many best ones instead.")] = None,
+) -> None:
+    """Write the mean of several checkpoints as a model folder."""
+    from dragoman.exporting.average import average as write
+
+    print(write(run, output, last=last, best=best))
+
+
+def chosen(path: Path) -> list[Path]:
+    """The checkpoints of a run, or the one folder that was named."""
+    if runs.RunFolder(path).exists():
+        found = runs.checkpoint_folders(runs.RunFolder(path))
+        if not found:
+            raise RunError(f"{path}: has no checkpoint yet")
+        return found
+    if not (path / runs.MANIFEST).is_file():
+        raise RunError(f"{path}: neither a run nor a checkpoint ({runs.MANIFEST} is missing)")
+    return [path]
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    try:
+        return dict(runs.read_json(path / runs.MANIFEST))
+    except RunError:
+        return {"time": 0.0, "files": {}, "scores": {}}
+
+
+def tensors_in(file: Path) -> str:
+    header = safetensors_header(file)
+    return f"{len(header):,}" if header else ""
+
+
+def number_bytes(file: Path) -> int:
+    return sum(end - start for start, end in (entry["data_offsets"] for entry in safetensors_header(file).values()))
+
+
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """Names, shapes and places of the tensors: a line of JSON at the beginning, its length in 8 bytes before it."""
+    if file.suffix != ".safetensors" or not file.is_file():
+        return {}
+    import json
+
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(min(length, 100_000_000)))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -1,0 +1,67 @@
+"""Who trains in a run folder. Every start of a run is a new generation, and only the newest may commit a checkpoint: a half that
+was cut off from the others, or a process that everybody believed dead, cannot write over what came after it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import psutil
+
+from dragoman import runs
+from dragoman.errors import RunError
+
+
+class FencedError(RunError):
+    """A newer generation of the run has begun elsewhere."""
+
+
+def read(run: runs.RunFolder) -> dict[str, Any]:
+    return dict(runs.read_json(run.owner)) if run.owner.is_file() else {}
+
+
+def check_not_alive(run: runs.RunFolder) -> None:
+    """Processes of other hosts cannot be seen from here: those are fenced off when they try to commit."""
+    owner = read(run)
+    if owner.get("host") == socket.gethostname() and is_alive(owner.get("pid"), owner.get("born")):
+        raise RunError(
+            f"{run.path}: is being trained right now by process {owner['pid']} of this host, since {owner['since']}. "
+            "Stop that one first (Ctrl-C or SIGTERM: it saves), or choose another run.folder"
+        )
+
+
+def is_alive(pid: int | None, born: float | None) -> bool:
+    """The same process, not another that was given its number."""
+    try:
+        return pid is not None and pid != os.getpid() and psutil.Process(pid).create_time() == born
+    except psutil.Error:
+        return False
+
+
+def claim(run: runs.RunFolder) -> int:
+    """Begin a new generation; returns its number."""
+    generation = int(read(run).get("generation", 0)) + 1
+    born = psutil.Process().create_time()
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    facts = {"generation": generation, "host": socket.gethostname(), "pid": os.getpid(), "born": born, "since": since}
+    runs.write_json(run.owner, facts)
+    return generation
+
+
+def require(run: runs.RunFolder, generation: int) -> None:
+    """Still ours?"""
+    now = read(run)
+    if now.get("generation", generation) != generation:
+        raise FencedError(
+            f"{run.path}: generation {now['generation']} of this run has begun on {now.get('host')} since this one, which is "
+            f"number {generation}; it stops here and writes nothing more"
+        )
+
+
+def release(run: runs.RunFolder, generation: int) -> None:
+    """The run has ended by itself; its number stays used."""
+    if read(run).get("generation") == generation:
+        runs.write_json(run.owner, {"generation": generation})
