@@ -23,7 +23,7 @@ from dragoman.data.loader import Step, steps
 from dragoman.parallel.mesh import joined
 from dragoman.parallel.wrap import exchange, wrap
 from dragoman.training import optim
-from dragoman.training.step import clip, seed_for
+from dragoman.training.step import apply, clip, seed_for
 from dragoman.training.trainer import Trainer
 
 PHASES = ("forward", "backward", "optimizer", "other")
@@ -72,9 +72,7 @@ def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
             state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
             clock.mark("backward")
     state.scaler.unscale_(state.optimizer)
-    clip(state.model, trainer.config.train.clip_norm)
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
+    apply(state, clip(state.model, trainer.config.train.clip_norm))
     state.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
     state.step += 1

@@ -32,8 +32,7 @@ def update(
             loss_sum += loss.detach()
     state.scaler.unscale_(state.optimizer)
     norm = clip(state.model, train.clip_norm)
-    state.scaler.step(state.optimizer)  # with fp16, not where a gradient overflowed
-    state.scaler.update()
+    apply(state, norm)
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
     state.position = step.position
@@ -41,6 +40,16 @@ def update(
     state.target_tokens += step.target_tokens
     state.pairs += step.pairs
     return loss_sum, norm
+
+
+def apply(state: TrainState, norm: Tensor) -> None:
+    """Update the weights, but not where a gradient is not finite: the device decides by itself, nobody waits for it."""
+    if state.scaler.is_enabled():
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+    else:
+        state.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # read by fused Adam
+        state.optimizer.step()
 
 
 def clip(model: nn.Module, clip_norm: float) -> Tensor:

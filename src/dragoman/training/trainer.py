@@ -6,7 +6,6 @@ resume or begin -> [ step -> record -> validate when due -> checkpoint when due 
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -44,6 +43,8 @@ from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
 
+MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
+MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
 STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
 
 
@@ -93,6 +94,7 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
+        self.bad_steps = self.roll_backs = 0
         self.generation = 0  # of this run: a number for every start, on the main rank
         self.stop_requested = False
         self.samples_host = False  # one rank of every host writes its telemetry
@@ -172,10 +174,17 @@ class Trainer:
                     raise
                 raise self.out_of_memory() from None
             self.writer.check()
-            window.add(loss_sum, step.source_tokens, step.target_tokens, step.slots)
+            window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
-                self.record(window.close(), rate, float(norm))
+                totals = window.close()
+                window = Window(self.mesh)
+                if totals.skipped == totals.steps:
+                    self.nothing_learnt(totals)
+                    if not (stopping or self.last):
+                        continue
+                else:
+                    self.record(totals, rate)
                 reason = self.do_what_is_due(stopping)
                 if reason:
                     return reason
@@ -189,6 +198,38 @@ class Trainer:
         if self.state.step % STOP_EVERY:
             return False
         return sum_over_ranks(self.mesh, [float(self.stop_requested)])[0] > 0
+
+    # --- when no step is good any more ---
+
+    def nothing_learnt(self, totals: Totals) -> None:
+        """No step since the last row had a finite gradient. A few may be chance, or fp16 looking for its scale."""
+        self.event("skipped", steps=totals.skipped)
+        self.bad_steps += totals.skipped
+        if self.bad_steps >= MOST_BAD_STEPS:
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Back to the newest sound checkpoint, and on with the data that comes next."""
+        self.writer.finish()
+        found = checkpoint.newest_sound(self.folder) if self.mesh.is_main else None
+        source = from_main(self.mesh, found)
+        self.roll_backs += 1
+        if source is None or self.roll_backs > MOST_ROLL_BACKS:
+            self.event("stop", reason="diverged", seconds=round(time.time() - self.started, 3))
+            raise TrainingError(
+                f"step {self.state.step}: no gradient was finite in the last {self.bad_steps} steps; training diverged. Lower "
+                "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
+                f"checkpoints are in {self.folder.checkpoints}"
+            )
+        lost, behind = self.state.step, self.state.position
+        checkpoint.restore(source, self.state)
+        self.state.position, self.bad_steps = behind, 0
+        if self.mesh.is_main:
+            kept = [row for row in runs.read_rows(self.folder.metrics) if row["step"] <= self.state.step]
+            runs.write_rows(self.folder.metrics, kept)
+        self.event("roll_back", from_step=lost, checkpoint=source.name)
+        detail = f"no gradient was finite since; back from step {lost} to {source.name}"
+        self.progress("rolling back", self.state.step, self.config.train.max_steps, detail)
 
     # --- memory ---
 
@@ -218,26 +259,20 @@ class Trainer:
 
     # --- records ---
 
-    def record(self, totals: Totals, rate: float, grad_norm: float) -> None:
-        """One row of metrics, from sums that are the same on every rank: all of them stop when training diverged."""
-        state = self.state
+    def record(self, totals: Totals, rate: float) -> None:
+        """One row of metrics, from sums that are the same on every rank."""
+        state, self.bad_steps = self.state, 0
         state.train_seconds += totals.seconds
-        overflow_is_normal = state.scaler.is_enabled()  # fp16 leaves such a step out and lowers its scale
-        if not (math.isfinite(totals.loss) and (math.isfinite(grad_norm) or overflow_is_normal)):
-            self.event("stop", reason="diverged", seconds=round(time.time() - self.started, 3))
-            raise TrainingError(
-                f"step {state.step}: the loss is {totals.loss} and the gradient norm {grad_norm}; training diverged. Lower "
-                "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
-                f"checkpoints are in {self.folder.checkpoints}"
-            )
-        row = self.row(totals, rate, grad_norm)
+        if totals.skipped:
+            self.event("skipped", steps=totals.skipped)
+        row = self.row(totals, rate)
         if self.metrics:
             self.metrics.write(row)
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
 
-    def row(self, totals: Totals, rate: float, grad_norm: float) -> runs.Row:
+    def row(self, totals: Totals, rate: float) -> runs.Row:
         state = self.state
         return {
             "kind": "train",
@@ -245,7 +280,7 @@ class Trainer:
             "epoch": round(state.pairs / len(self.train_data), 4),
             "loss": totals.loss,
             "learning_rate": rate,
-            "grad_norm": grad_norm,
+            "grad_norm": totals.grad_norm,
             "step_seconds": totals.seconds / totals.steps,
             "data_seconds": totals.data_seconds / totals.steps,
             "target_tokens_per_s": totals.target_tokens / totals.seconds,

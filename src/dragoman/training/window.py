@@ -15,9 +15,11 @@ from dragoman.parallel.reduce import sum_over_ranks
 
 @dataclass
 class Totals:
-    """Sums over one window, the loss over all ranks."""
+    """Sums over one window, the loss over all ranks. Steps whose gradient was not finite are left out of loss and norm."""
 
     loss: float
+    grad_norm: float  # of the last step
+    skipped: int
     seconds: float
     data_seconds: float
     steps: int
@@ -32,12 +34,18 @@ class Window:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.phases = Phases()
-        self.loss = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        self.loss, self.good_tokens, self.good_steps, self.norm = torch.zeros(
+            4, dtype=torch.float64, device=mesh.device
+        )
         self.steps = self.source_tokens = self.target_tokens = self.slots = 0
         self.since = time.perf_counter()
 
-    def add(self, loss_sum: Tensor, source_tokens: int, target_tokens: int, slots: int) -> None:
-        self.loss += loss_sum
+    def add(self, loss_sum: Tensor, norm: Tensor, source_tokens: int, target_tokens: int, slots: int) -> None:
+        good = torch.isfinite(norm)
+        self.loss = self.loss + torch.where(good, loss_sum, 0.0)
+        self.good_tokens = self.good_tokens + good * target_tokens
+        self.good_steps = self.good_steps + good
+        self.norm = torch.where(good, norm, self.norm)
         self.steps += 1
         self.source_tokens += source_tokens
         self.target_tokens += target_tokens
@@ -45,9 +53,13 @@ class Window:
 
     def close(self) -> Totals:
         """Wait for the device and for the other ranks."""
-        (loss,) = sum_over_ranks(self.mesh, [float(self.loss)])
+        parts = (self.loss, self.good_tokens, self.good_steps, self.norm)
+        own, tokens, good, norm = torch.stack([part.double() for part in parts]).tolist()
+        (loss,) = sum_over_ranks(self.mesh, [own])
         return Totals(
-            loss / self.target_tokens,
+            loss / tokens if tokens else float("nan"),
+            norm,
+            self.steps - int(good),
             time.perf_counter() - self.since,
             self.phases.seconds["data"],
             self.steps,
