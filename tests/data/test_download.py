@@ -1,0 +1,169 @@
+"""Downloads against a server that fails as real ones do: nothing wrong is ever taken for the file, little is fetched twice."""
+
+import hashlib
+import random
+import socket
+
+import pytest
+from origin_server import served
+
+from dragoman.data import download
+from dragoman.data.download import Archive, fetch
+from dragoman.errors import DataError
+
+BODY = random.Random(7).randbytes(300_000)
+SHA = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
+
+
+@pytest.fixture
+def origin(monkeypatch):
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.0)
+    with served() as origin:
+        origin.files["/a.tgz"] = BODY
+        yield origin
+
+
+def archive(origin, *paths, checksum=SHA):
+    return Archive("a.tgz", tuple(origin.url(path) for path in paths or ["/a.tgz"]), len(BODY), checksum)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_whole_file_is_checked_and_not_fetched_again(origin, tmp_path):
+    seen = []
+    path = fetch(archive(origin), tmp_path / "new", lambda *told: seen.append(told))
+    assert path.read_bytes() == BODY
+    assert names(path.parent) == ["a.tgz"]
+    stage, _, _, detail = seen[-1]
+    assert stage == "getting a.tgz"
+    assert "MB/s" in detail
+    fetch(archive(origin), tmp_path / "new")
+    assert len(origin.requests) == 1
+
+
+def test_a_cut_connection_is_resumed_within_one_run(origin, tmp_path):
+    origin.cut_after = [100_000, 50_000]
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert [asked for _, asked in origin.requests] == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_later_run_goes_on_where_the_first_stopped(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TRIES", 1)
+    origin.cut_after = [100_000]
+    with pytest.raises(DataError, match=r"cut after 100,000 of 300,000 bytes.*goes on where it stopped"):
+        fetch(archive(origin), tmp_path)
+    assert names(tmp_path) == ["a.tgz.part", "a.tgz.part.json"]
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert origin.requests[-1][1] == "bytes=100000-"
+    assert names(tmp_path) == ["a.tgz"]
+
+
+def test_a_file_that_changed_in_between_begins_anew(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TRIES", 1)
+    origin.files["/a.tgz"] = BODY[::-1]
+    origin.cut_after = [100_000]
+    with pytest.raises(DataError):
+        fetch(archive(origin), tmp_path)
+    origin.files["/a.tgz"], origin.etag = BODY, '"two"'
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"weak"'])
+def test_a_version_that_cannot_be_told_begins_anew(origin, tmp_path, etag):
+    origin.etag = etag
+    origin.cut_after = [100_000]
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert [asked for _, asked in origin.requests] == [None, None]
+
+
+def test_a_server_without_ranges_sends_all_again(origin, tmp_path):
+    origin.ranges = False
+    origin.cut_after = [100_000]
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert len(origin.requests) == 2
+
+
+def test_a_server_that_always_cuts_is_given_up(origin, tmp_path):
+    origin.ranges = False
+    origin.cut_after = [100_000] * 50
+    with pytest.raises(DataError, match="cut after 100,000"):
+        fetch(archive(origin), tmp_path)
+    assert len(origin.requests) <= download.TRIES
+
+
+def test_a_part_that_is_whole_already_is_accepted(origin, tmp_path, monkeypatch):
+    """Killed between the last byte and the renaming."""
+    accept = download.accept
+    monkeypatch.setattr(download, "accept", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        fetch(archive(origin), tmp_path)
+    monkeypatch.setattr(download, "accept", accept)
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert [asked for _, asked in origin.requests] == [None, f"bytes={len(BODY)}-"]
+
+
+def test_a_part_longer_than_the_file_is_thrown_away(origin, tmp_path):
+    (tmp_path / "a.tgz.part").write_bytes(BODY + b"more")
+    (tmp_path / "a.tgz.part.json").write_text(f'{{"url": "{origin.url("/a.tgz")}", "version": "\\"one\\""}}')
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+
+
+def test_a_wrong_checksum_names_both_and_keeps_the_file_aside(origin, tmp_path):
+    origin.files["/a.tgz"] = b"<html>Please log in</html>"
+    found = hashlib.sha256(origin.files["/a.tgz"]).hexdigest()
+    with pytest.raises(DataError, match=f"(?s){found}.*{SHA}.*a.tgz.wrong"):
+        fetch(archive(origin), tmp_path)
+    assert names(tmp_path) == ["a.tgz.wrong"]
+
+
+def test_the_next_mirror_is_asked(origin, tmp_path):
+    origin.files["/wrong.tgz"] = b"not it"
+    assert fetch(archive(origin, "/gone.tgz", "/wrong.tgz", "/a.tgz"), tmp_path).read_bytes() == BODY
+    assert [path for path, _ in origin.requests] == ["/gone.tgz", "/wrong.tgz", "/a.tgz"]
+
+
+def test_a_failing_first_mirror_does_not_cost_what_the_second_brought(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TRIES", 1)
+    origin.cut_after = [100_000]
+    with pytest.raises(DataError, match="404"):
+        fetch(archive(origin, "/gone.tgz", "/a.tgz"), tmp_path)
+    fetch(archive(origin, "/gone.tgz", "/a.tgz"), tmp_path)
+    assert origin.requests[-1] == ("/a.tgz", "bytes=100000-")
+
+
+def test_redirects_are_followed(origin, tmp_path):
+    origin.redirects["/old.tgz"] = origin.url("/a.tgz")
+    assert fetch(archive(origin, "/old.tgz"), tmp_path).read_bytes() == BODY
+
+
+def test_a_redirect_to_a_local_file_is_not(origin, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    origin.redirects["/old.tgz"] = f"file://{tmp_path}/secret"
+    with pytest.raises(DataError, match="302"):
+        fetch(archive(origin, "/old.tgz", checksum=""), tmp_path / "new")
+    assert names(tmp_path / "new") == []
+
+
+def test_a_silent_server_is_left(origin, tmp_path):
+    assert fetch(archive(origin, "/hangs", "/a.tgz"), tmp_path, silence_s=0.3).read_bytes() == BODY
+    with pytest.raises(DataError, match="hangs: no answer in time"):
+        fetch(archive(origin, "/hangs"), tmp_path / "other", silence_s=0.3)
+
+
+def test_nobody_there(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.tgz"
+    with pytest.raises(DataError, match=r"Connection refused.*when the network is there.*or put the file at"):
+        fetch(Archive("a.tgz", (url,)), tmp_path)
+
+
+def test_a_file_put_there_by_hand_is_checked(origin, tmp_path):
+    (tmp_path / "a.tgz").write_bytes(BODY[:-1])
+    with pytest.raises(DataError, match="its checksum is"):
+        fetch(archive(origin), tmp_path)
+    (tmp_path / "a.tgz").write_bytes(BODY)
+    fetch(archive(origin), tmp_path)
+    assert origin.requests == []
