@@ -1,0 +1,254 @@
+"""Public corpora by name: what there is (corpora.toml, and the test sets that sacreBLEU knows), and how to get it.
+
+corpora/<name>/
+  train.en  train.de  valid.en ...   one sentence a line, aligned
+  origin.json                        where it came from: addresses, checksums, licence, pairs
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from dragoman import runs
+from dragoman.data.archive import unpack
+from dragoman.data.corpus import Pair, open_text
+from dragoman.data.download import Archive, fetch
+from dragoman.errors import DataError
+
+TABLE = Path(__file__).parent / "corpora.toml"
+ORIGIN = "origin.json"
+PARTS = ("train", "valid", "test")
+ARCHIVES = "archives"
+TEST_SET_LICENCE = "free for research, see https://www.statmt.org"
+FULL_TEST_SETS = {"wmt14": "wmt14/full"}  # papers report the 3,003 sentences, not those of the first release
+SEGMENT = re.compile(r"<seg.*?>(.*)</seg>")
+KEPT_TAGS = re.compile(r"</?(title|description)>")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One aligned pair of files inside archives."""
+
+    archive: Archive
+    members: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    name: str
+    about: str
+    langs: tuple[str, str]
+    licence: str
+    parts: dict[str, list[Piece]] = field(repr=False)
+    pairs: int = 0  # of the training set, about; 0 when not known before
+    hold_out: int = 0  # every so many training pairs one is for validation
+
+    @property
+    def archives(self) -> dict[str, Archive]:
+        return {piece.archive.name: piece.archive for pieces in self.parts.values() for piece in pieces}
+
+    @property
+    def part_names(self) -> list[str]:
+        return [*self.parts, *(["valid"] if self.hold_out else [])]
+
+    def holds_out(self, part: str, number: int, pair: Pair) -> bool:
+        """Whether this training pair is for validation. One with an empty side is not: prepare would refuse it there."""
+        return bool(self.hold_out and part == "train" and number % self.hold_out == 0 and all(pair))
+
+    @property
+    def bytes(self) -> int:
+        """To be downloaded, as far as it is known before."""
+        return sum(archive.bytes for archive in self.archives.values())
+
+
+# --- what there is -----------------------------------------------------------------------------------------
+
+
+@cache
+def table() -> dict[str, Any]:
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def listed(source: str = "", target: str = "") -> list[Corpus]:
+    """Named corpora of these languages; members of families and test sets only between two languages."""
+    named = [from_table(name, entry) for name, entry in table()["corpus"].items()]
+    found = [corpus for corpus in named if {source, target} - {""} <= set(corpus.langs)]
+    if source and target:
+        found += [member for name in table()["family"] if (member := from_family(name, source, target))]
+        found += [test for test in test_sets() if test.langs == (source, target)]
+    return found
+
+
+def find(name: str) -> Corpus:
+    if name in table()["corpus"]:
+        return from_table(name, table()["corpus"][name])
+    parts = re.fullmatch(r"(.+)-([a-z]{2,3})-([a-z]{2,3})", name)
+    member = from_family(*parts.groups()) if parts and parts[1] in table()["family"] else None
+    found = member or next((test for test in test_sets() if test.name == name), None)
+    if found:
+        return found
+    known = [corpus.name for corpus in listed("en", "de")]
+    near = get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise DataError(f"{name}: no corpus of that name{hint} `dragoman data list --from en --to de` names them")
+
+
+def from_table(name: str, entry: dict[str, Any]) -> Corpus:
+    source, target = entry["langs"]
+    parts = {part: [piece_of(text, source, target) for text in entry[part]] for part in PARTS if part in entry}
+    rest = {key: value for key, value in entry.items() if key not in (*PARTS, "langs")}
+    return Corpus(name=name, langs=(source, target), parts=parts, **rest)
+
+
+def piece_of(text: str, source: str, target: str) -> Piece:
+    archive, member = text.split(" ")
+    if archive == "sacrebleu":
+        return sacrebleu_piece(sacrebleu_sets()[member], f"{source}-{target}")
+    entry = table()["archive"][archive]
+    known = Archive(archive, tuple(entry["urls"]), entry.get("bytes", 0), entry.get("checksum", ""))
+    return Piece(known, (member.format(lang=source), member.format(lang=target)))
+
+
+def from_family(family: str, source: str, target: str) -> Corpus | None:
+    entry = table()["family"][family]
+    if source == target or not {source, target} <= set(entry["langs"] or [source, target]):
+        return None
+    pair = "-".join(sorted((source, target)))
+    archive = Archive(f"{family}-{pair}.zip", (entry["url"].format(pair=pair),))
+    members = tuple(entry["member"].format(pair=pair, lang=lang) for lang in (source, target))
+    piece = Piece(archive, (members[0], members[1]))
+    name = f"{family}-{source}-{target}"
+    return Corpus(name, entry["about"], (source, target), entry["licence"], {"train": [piece]})
+
+
+def test_sets() -> Iterator[Corpus]:
+    """newstest2008 to newstest2020, as sacreBLEU has them."""
+    known = sacrebleu_sets()
+    for year in range(2008, 2021):
+        short = f"wmt{year % 100:02d}"
+        dataset = known[FULL_TEST_SETS.get(short, short)]
+        for pair, files in dataset.langpairs.items():
+            if len(files) == 2 and f"newstest{year}" in files[0]:
+                source, target = pair.split("-")
+                parts = {"test": [sacrebleu_piece(dataset, pair)]}
+                about = f"WMT {year} news test set ({dataset.name} of sacreBLEU)"
+                yield Corpus(f"newstest{year}-{pair}", about, (source, target), TEST_SET_LICENCE, parts)
+
+
+def sacrebleu_sets() -> dict[str, Any]:
+    from sacrebleu.dataset import DATASETS
+
+    known: dict[str, Any] = DATASETS
+    return known
+
+
+def sacrebleu_piece(dataset: Any, pair: str) -> Piece:
+    url = dataset.data[0]
+    name = f"{dataset.name.replace('/', '-')}-{url.rpartition('/')[2]}"
+    source, target = (Path(member).name for member in dataset.langpairs[pair])
+    return Piece(Archive(name, (url,), 0, f"md5:{dataset.md5[0]}"), (source, target))
+
+
+# --- getting it --------------------------------------------------------------------------------------------
+
+
+def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, keep: bool = False) -> Path:
+    """The corpus as aligned text in folder/<name>; archives stay until all is whole, then only with `keep`."""
+    place = folder / corpus.name
+    if (place / ORIGIN).is_file():
+        return place
+    if not runs.vacant(place):
+        raise DataError(
+            f"{place}: is not empty and holds no downloaded corpus; it is left alone. Name another --folder"
+        )
+    paths = {name: fetch(archive, folder / ARCHIVES, progress) for name, archive in corpus.archives.items()}
+    with runs.new_folder(place) as fresh:
+        counts = write_text(corpus, paths, fresh, progress)
+        runs.write_json(fresh / ORIGIN, origin_of(corpus, paths, counts))
+    if not keep:
+        for path in paths.values():
+            path.unlink()
+    return place
+
+
+def origin_of(corpus: Corpus, paths: dict[str, Path], counts: Counter[str]) -> runs.Row:
+    archives = {
+        name: {"urls": archive.urls, "bytes": paths[name].stat().st_size, "sha256": runs.digest(paths[name])}
+        for name, archive in corpus.archives.items()
+    }
+    facts = {"name": corpus.name, "about": corpus.about, "langs": corpus.langs, "licence": corpus.licence}
+    return {**facts, "pairs": counts, "archives": archives}
+
+
+def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: runs.Progress) -> Counter[str]:
+    """One file for each part and language, its pieces one after the other; returns how many pairs each part has."""
+    counts: Counter[str] = Counter()
+    pieces = [(part, piece) for part, pieces in corpus.parts.items() for piece in pieces]
+    with ExitStack() as stack:
+        files = {
+            part: [stack.enter_context(raw_text(folder / f"{part}.{lang}")) for lang in corpus.langs]
+            for part in corpus.part_names
+        }
+        for number, (part, piece) in enumerate(pieces, 1):
+            progress("unpacking", number, len(pieces), piece.archive.name)
+            unpack(paths[piece.archive.name], list(piece.members), folder)
+            source, target = (folder / member for member in piece.members)
+            for at, pair in enumerate(aligned(source, target), 1):
+                to = "valid" if corpus.holds_out(part, at, pair) else part
+                counts[to] += 1
+                for file, text in zip(files[to], pair, strict=True):
+                    file.write(text + "\n")
+            source.unlink()
+            target.unlink()
+    return counts
+
+
+def raw_text(path: Path) -> IO[str]:
+    """A file to write; bytes that are no UTF-8 go through as they are, for `prepare` to see and count."""
+    return path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n")
+
+
+def aligned(source: Path, target: Path) -> Iterator[Pair]:
+    """Pairs of two files of the same form. A pair with nothing on either side is no pair: some files end with one."""
+    with open_text(source) as source_stream, open_text(target) as target_stream:
+        sources, targets = sentences(source, source_stream), sentences(target, target_stream)
+        try:
+            yield from (pair for pair in zip(sources, targets, strict=True) if any(pair))
+        except ValueError:
+            raise DataError(
+                f"{source.name} and {target.name}: not the same number of lines; the corpus is broken at its origin"
+            ) from None
+
+
+def sentences(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
+    """Text of a plain file, of the segments of an .sgm or .xml file, or between the remarks of a `train.tags` file."""
+    for line in stream:
+        text = " ".join(line.decode("utf-8", "surrogateescape").split())
+        if path.suffix == ".sgm":  # as sacreBLEU reads it, entities and all, because published scores are made so
+            if line.startswith(b"<seg "):
+                yield SEGMENT.sub(r"\1", text).strip()
+        elif path.suffix == ".xml":
+            if segment := SEGMENT.search(text):
+                yield html.unescape(segment[1]).strip()
+        elif not path.name.startswith("train.tags"):
+            yield text
+        elif not text.startswith("<") or KEPT_TAGS.match(text):
+            yield KEPT_TAGS.sub("", text).strip()
+
+
+def data_keys(corpus: Corpus, place: Path) -> str:
+    """The lines of a run file that use the corpus."""
+    sides = dict(zip(("source", "target"), corpus.langs, strict=True))
+    keys = [f'{side}_lang = "{lang}"' for side, lang in sides.items()]
+    keys += [f'{part}_{side} = "{place / part}.{lang}"' for part in corpus.part_names for side, lang in sides.items()]
+    return "\n".join(["[data]", *keys])
