@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints
+from dragoman.cli import bench, checkpoints, data
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoints.app, name="checkpoint")
+app.add_typer(data.app, name="data")
 
 
 class Engine(StrEnum):
