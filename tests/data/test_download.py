@@ -133,6 +133,14 @@ def test_a_failing_first_mirror_does_not_cost_what_the_second_brought(origin, tm
     assert origin.requests[-1] == ("/a.tgz", "bytes=100000-")
 
 
+def test_what_one_mirror_brought_is_not_continued_by_another(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TRIES", 1)
+    origin.files["/other.tgz"] = BODY[::-1]
+    origin.cut_after = [100_000]
+    assert fetch(archive(origin, "/other.tgz", "/a.tgz"), tmp_path).read_bytes() == BODY
+    assert origin.requests[-1] == ("/a.tgz", None)
+
+
 def test_redirects_are_followed(origin, tmp_path):
     origin.redirects["/old.tgz"] = origin.url("/a.tgz")
     assert fetch(archive(origin, "/old.tgz"), tmp_path).read_bytes() == BODY

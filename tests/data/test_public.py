@@ -149,8 +149,9 @@ def test_test_sets_read_as_sacrebleu_reads_them(tmp_path):
 
 
 def test_talks_lose_their_tags_and_give_a_validation_set(origin, tmp_path):
-    more = {f"more{side}": "".join(f"{side} {number}\n" for number in range(40)) for side in ("en", "de")}
-    files = {f"train__tags__de-en__{side}": TAGS.format(lang=side) + more[f"more{side}"] for side in ("en", "de")}
+    more = {side: "".join(f"{side} {number}\n" for number in range(60)) for side in ("en", "de")}
+    more["de"] = more["de"].replace("de 18\n", "\n")  # the 23rd pair: not fit for a validation set
+    files = {f"train__tags__de-en__{side}": TAGS.format(lang=side) + more[side] for side in ("en", "de")}
     xml = '<?xml version="1.0"?>\n<seg id="1"> 3 &lt; {} </seg>\n'
     files |= {f"tst__{side}__xml": xml.format(side) for side in ("en", "de")}
     origin.files["/a.tgz"] = tar_of(**files)
@@ -161,8 +162,8 @@ def test_talks_lose_their_tags_and_give_a_validation_set(origin, tmp_path):
     place = public.get(corpus_at(origin, parts, hold_out=23), tmp_path)
     train = (place / "train.en").read_text().splitlines()
     assert train[:4] == ["Title en", "First sentence en.", "TED Talk in en", "Third en, 3 < 4."]
-    assert len(train) == 43
-    assert (place / "valid.de").read_text() == "de 18\n"
+    assert len(train) == 63
+    assert (place / "valid.de").read_text() == "de 41\n"
     assert (place / "test.de").read_text() == "3 < de\n"
 
 
