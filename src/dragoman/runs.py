@@ -61,6 +61,10 @@ class RunFolder:
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
 
+    def stacks(self, rank: int) -> Path:
+        """Where a rank that hung stood."""
+        return self.logs / f"rank-{rank:03d}.stacks"
+
     def exists(self) -> bool:
         return self.config.is_file()
 

@@ -78,9 +78,21 @@ def train(
     engine: Annotated[
         Engine, typer.Option(help="Who starts the processes: this host, or a Ray cluster.")
     ] = Engine.local,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Times to start again from the newest checkpoint when a process dies or hangs.")
+    ] = 0,
+    simulate_fault: Annotated[
+        Optional[str],
+        typer.Option(help="See a run survive: kill, stop, hang or exit:rank=R,step=S.", show_default=False),
+    ] = None,
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
+    if simulate_fault:
+        from dragoman.training import fault
+
+        fault.parse(simulate_fault)
+        os.environ[fault.VARIABLE] = simulate_fault
     from dragoman.cli import progress, stages, tell
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
@@ -91,8 +103,8 @@ def train(
         if engine is Engine.ray:
             raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device))
         processes = nproc or max(1, visible_gpus(config.train.device))
-        if processes > 1:
-            raise typer.Exit(launch(processes, arguments))
+        if processes > 1 or restarts:
+            raise typer.Exit(launch(processes, arguments, restarts=restarts))
     with progress.shown() as shown:
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":

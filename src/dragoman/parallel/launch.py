@@ -11,6 +11,7 @@ import uuid
 
 import torch
 
+RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 
 
@@ -23,8 +24,22 @@ def visible_gpus(device: str) -> int:
     return torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
 
 
-def launch(processes: int, arguments: list[str]) -> int:
-    """Run `python -m dragoman ARGUMENTS` in several ranks by torchrun's own agent; returns the exit code."""
+def launch(processes: int, arguments: list[str], *, restarts: int = 0) -> int:
+    """Run `python -m dragoman ARGUMENTS` in several ranks; returns the exit code. When a rank dies, all are started again
+    with --resume, so many times; not when it had something to say to the user, or was asked to stop."""
+    for attempt in range(restarts + 1):
+        os.environ[RESTART] = str(attempt)
+        again = ["--resume"] if attempt and "--resume" not in arguments else []
+        code = launch_once(processes, [*arguments, *again])
+        if code in (0, 2) or code >= 128:
+            break
+        if attempt < restarts:
+            print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+    return code
+
+
+def launch_once(processes: int, arguments: list[str]) -> int:
+    """By torchrun's own agent."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

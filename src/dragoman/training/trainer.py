@@ -34,11 +34,12 @@ from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
-from dragoman.training import checkpoint, facts, memory, optim, owner
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 from dragoman.training.validate import validation_loss
+from dragoman.training.watchdog import Watchdog
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
+        self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
+        self.fault = fault.wanted()
         self.bad_steps = self.roll_backs = 0
         self.generation = 0  # of this run: a number for every start, on the main rank
         self.stop_requested = False
@@ -137,7 +140,11 @@ class Trainer:
             self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
         telemetry = monitor.telemetry and self.samples_host
         try:
-            with sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry), self.listening():
+            with (
+                sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
+                self.listening(),
+                self.watchdog.watching(),
+            ):
                 reason = self.loop()
         finally:
             self.writer.finish()
@@ -174,6 +181,9 @@ class Trainer:
                     raise
                 raise self.out_of_memory() from None
             self.writer.check()
+            self.watchdog.beat()
+            if self.fault:
+                self.fault.happen(self.mesh.rank, state.step)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
@@ -314,10 +324,12 @@ class Trainer:
     def do_what_is_due(self, stopping: bool) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
-        improved = self.validate() if self.due(validation.every) else False
+        with self.watchdog.section("validation"):
+            improved = self.validate() if self.due(validation.every) else False
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
-            self.save()
+            with self.watchdog.section("checkpoint"):
+                self.save()
         if no_better:
             return "patience"
         return "interrupted" if stopping and not self.last else None

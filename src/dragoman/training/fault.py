@@ -1,0 +1,48 @@
+"""Faults on demand, to see that a run survives them: `--simulate-fault kill:rank=1,step=40`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from dragoman.errors import DragomanError
+
+VARIABLE = "DRAGOMAN_FAULT"
+KINDS = ("kill", "stop", "hang", "exit")
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    rank: int
+    step: int
+
+    def happen(self, rank: int, step: int) -> None:
+        """Only before the first restart: the run should live on."""
+        if (rank, step) != (self.rank, self.step) or os.environ.get("DRAGOMAN_RESTART", "0") != "0":
+            return
+        if self.kind == "hang":
+            time.sleep(1e6)
+        if self.kind == "exit":
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+
+
+def parse(text: str) -> Fault:
+    kind, _, rest = text.partition(":")
+    try:
+        numbers = {key: int(value) for key, value in (part.split("=") for part in rest.split(","))}
+        if kind not in KINDS:
+            raise ValueError
+        return Fault(kind, numbers.pop("rank"), numbers.pop("step"))
+    except (ValueError, KeyError):
+        raise DragomanError(
+            f"--simulate-fault {text!r}: write it as KIND:rank=R,step=S with KIND one of {', '.join(KINDS)}"
+        ) from None
+
+
+def wanted() -> Fault | None:
+    text = os.environ.get(VARIABLE)
+    return parse(text) if text else None

@@ -1,0 +1,81 @@
+"""A hang is noticed: a thread watches for signs of life, and when there are none for too long it writes down where every
+thread of this rank stands and ends the process, so that whoever supervises it can start again.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+HUNG = 74  # exit code of a rank that hung
+STARTING_SECONDS = 1800.0  # before the first step: compiling, finding out what fits
+TIMES_LONGER = 20.0  # than usual: a step that takes this long hangs
+HISTORY = 50
+
+
+class Watchdog:
+    """`beat` after every step; `section` around what takes longer than a step."""
+
+    def __init__(self, stacks: Path, least_seconds: float):
+        self.stacks, self.least = stacks, least_seconds
+        self.history: dict[str, list[float]] = {}
+        self.where, self.since = "start", time.monotonic()
+        self.stopped = threading.Event()
+
+    def limit(self) -> float:
+        """Seconds that are allowed where we are: many times what it took before, never less than the least."""
+        before = self.history.get(self.where)
+        if not before:
+            return max(STARTING_SECONDS, self.least)
+        return max(self.least, TIMES_LONGER * statistics.median(before))
+
+    def beat(self) -> None:
+        self.enter("step")
+
+    def enter(self, where: str) -> None:
+        """Another section begins; what the last one took is remembered, but for the first step, which compiles."""
+        now = time.monotonic()
+        if self.where != "start":
+            self.history[self.where] = [*self.history.get(self.where, [])[1 - HISTORY :], now - self.since]
+        self.where, self.since = where, now
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        before, self.where = self.where, name
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self.since = time.monotonic()
+        thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stopped.set()
+
+    def watch(self) -> None:
+        while not self.stopped.wait(min(1.0, self.least / 4)):
+            silent = time.monotonic() - self.since
+            if silent > self.limit():
+                self.give_up(silent)
+
+    def give_up(self, silent: float) -> None:
+        log.error("no sign of life for %.0f s in section %r; stacks are in %s", silent, self.where, self.stacks)
+        with self.stacks.open("a", encoding="utf-8") as file:
+            file.write(f"no sign of life for {silent:.0f} s in section {self.where!r}\n")
+            faulthandler.dump_traceback(file, all_threads=True)
+        os._exit(HUNG)
