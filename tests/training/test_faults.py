@@ -35,7 +35,9 @@ def test_the_run_goes_on_to_the_same_end(prepared, tmp_path, undisturbed, what):
     weights = trained(prepared, run, "--restarts", "2", "--simulate-fault", what)
     assert all(weights[name].equal(undisturbed[name]) for name in undisturbed)
     events = [row["event"] for row in runs.read_rows(run / "events.jsonl")]
-    begun = [event for event in events if event in ("start", "resume")]  # killed before its first checkpoint was whole: start
+    begun = [
+        event for event in events if event in ("start", "resume")
+    ]  # killed before its first checkpoint was whole: start
     assert len(begun) == 2
     assert events[-1] == "stop"
 
