@@ -5,6 +5,7 @@ DragomanError
 |-- DataError          corpora, prepared folders, vocabularies
 |-- RunError           run folders, checkpoints, model folders
 |-- TrainingError      a run that cannot go on (diverged, ranks disagree)
+|   '-- DriftError     ranks hold different weights; starting again helps
 '-- MissingExtra       an optional part that is not installed
 
 Our own mistakes are assertions and keep their traceback.
@@ -43,6 +44,12 @@ class RunError(DragomanError):
 
 class TrainingError(DragomanError):
     pass
+
+
+class DriftError(TrainingError):
+    """Ranks that should hold the same weights do not. Starting again from a checkpoint helps: no mistake of the user."""
+
+    exit_code = 1
 
 
 class MissingExtra(DragomanError):

@@ -28,7 +28,8 @@ def trained(prepared, run, *options):
 
 
 @pytest.mark.parametrize(
-    "what", ["kill:rank=1,step=5", "kill:rank=0,step=3", "stop:rank=1,step=5", "hang:rank=0,step=5"]
+    "what",
+    ["kill:rank=1,step=5", "kill:rank=0,step=3", "stop:rank=1,step=5", "hang:rank=0,step=5", "drift:rank=1,step=5"],
 )
 def test_the_run_goes_on_to_the_same_end(prepared, tmp_path, undisturbed, what):
     run = tmp_path / "run"
@@ -40,6 +41,7 @@ def test_the_run_goes_on_to_the_same_end(prepared, tmp_path, undisturbed, what):
     ]  # killed before its first checkpoint was whole: start
     assert len(begun) == 2
     assert events[-1] == "stop"
+    assert ("drift" in events) == what.startswith("drift")
 
 
 def test_a_user_error_is_not_tried_again(tmp_path):

@@ -83,7 +83,7 @@ def train(
     ] = 0,
     simulate_fault: Annotated[
         Optional[str],
-        typer.Option(help="See a run survive: kill, stop, hang or exit:rank=R,step=S.", show_default=False),
+        typer.Option(help="See a run survive: kill, stop, hang, exit or drift:rank=R,step=S.", show_default=False),
     ] = None,
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""

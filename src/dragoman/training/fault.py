@@ -7,10 +7,12 @@ import signal
 import time
 from dataclasses import dataclass
 
+from torch import nn
+
 from dragoman.errors import DragomanError
 
 VARIABLE = "DRAGOMAN_FAULT"
-KINDS = ("kill", "stop", "hang", "exit")
+KINDS = ("kill", "stop", "hang", "exit", "drift")
 
 
 @dataclass(frozen=True)
@@ -19,15 +21,18 @@ class Fault:
     rank: int
     step: int
 
-    def happen(self, rank: int, step: int) -> None:
+    def happen(self, rank: int, step: int, model: nn.Module) -> None:
         """Only before the first restart: the run should live on."""
         if (rank, step) != (self.rank, self.step) or os.environ.get("DRAGOMAN_RESTART", "0") != "0":
             return
         if self.kind == "hang":
             time.sleep(1e6)
-        if self.kind == "exit":
+        elif self.kind == "exit":
             os._exit(1)
-        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+        elif self.kind == "drift":
+            next(model.parameters()).data[0] += 1e-3
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 
 
 def parse(text: str) -> Fault:

@@ -25,7 +25,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps
-from dragoman.errors import RunError, TrainingError
+from dragoman.errors import DriftError, RunError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -183,7 +183,7 @@ class Trainer:
             self.writer.check()
             self.watchdog.beat()
             if self.fault:
-                self.fault.happen(self.mesh.rank, state.step)
+                self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
@@ -324,6 +324,8 @@ class Trainer:
     def do_what_is_due(self, stopping: bool) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
+        if self.mesh.world > 1 and self.due(validation.every, keeping.every):
+            self.check_replicas()
         with self.watchdog.section("validation"):
             improved = self.validate() if self.due(validation.every) else False
         no_better = validation.patience and self.state.stale_validations >= validation.patience
@@ -333,6 +335,19 @@ class Trainer:
         if no_better:
             return "patience"
         return "interrupted" if stopping and not self.last else None
+
+    def check_replicas(self) -> None:
+        """All ranks hold the same weights, to the bit; whoever does not is named, before it is validated or saved."""
+        sums = [parameter.detach().double().sum() for parameter in self.state.model.parameters()]
+        prints = gather(self.mesh, torch.stack(sums).sum().item())
+        usual = max(prints, key=prints.count)
+        other = [rank for rank, found in enumerate(prints) if found != usual]
+        if other:
+            self.event("drift", ranks=other)
+            raise DriftError(
+                f"step {self.state.step}: rank {', '.join(map(str, other))} holds other weights than the rest: a fault of memory, "
+                f"device or network. The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
+            )
 
     def validate(self) -> bool:
         """Validation loss and all tasks; returns whether the chosen metric is better than ever before."""
