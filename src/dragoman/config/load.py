@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from dragoman.config.schema import SECTIONS, Config, broken_rules, missing_files
+from dragoman.config.schema import SECTIONS, Config, Section, broken_rules, missing_files
 from dragoman.errors import ConfigError
 
 Tables = dict[str, Any]
@@ -82,6 +82,15 @@ def apply_override(tables: Tables, override: str, problems: list[str]) -> None:
         problems.append(f"override {override!r} is not of the form section.key=value, for example train.max_steps=1000")
         return
     table = tables.setdefault(section, {})
+    if key.startswith("corpora.") and isinstance(table, dict):
+        _, _, path = key.partition(".")
+        corpus, _, key = path.rpartition(".")
+        entries = table.get("corpora", ())
+        found = [entry for entry in entries if isinstance(entry, dict) and entry.get("name") == corpus]
+        if not found:
+            problems.append(f"override {override!r}: no corpus of that name; write {section}.corpora.NAME.key=value")
+            return
+        table = found[0]
     if isinstance(table, dict):
         table[key] = parse_value(text.strip())
 
@@ -125,6 +134,8 @@ def explain(detail: ErrorDetails) -> str:
     name, value = ".".join(path), detail["input"]
     if detail["type"] == "extra_forbidden":
         return f"{name} = {shorten(value)} is not an option{suggestion(path)}"
+    if detail["type"] == "missing":
+        return f"{name} is missing"
     if detail["type"] == "model_type":
         return f"{name} = {shorten(value)} must be a table: write [{name}]"
     return f"{name} = {shorten(value)}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
@@ -132,6 +143,8 @@ def explain(detail: ErrorDetails) -> str:
 
 def suggestion(path: list[str]) -> str:
     known = list(SECTIONS) if len(path) == 1 else list(SECTIONS[path[0]].model_fields)
+    if len(path) > 2 and (table := table_of(SECTIONS[path[0]].model_fields[path[1]])):
+        known = list(table.model_fields)
     close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {'.'.join([*path[:-1], close[0]])}?"
@@ -155,12 +168,41 @@ def to_toml(config: Config, *, explained: bool = False) -> str:
         section = getattr(config, name)
         lines = [f"# {inspect.cleandoc(kind.__doc__ or '')}"] if explained else []
         lines.append(f"[{name}]")
-        for key, field in kind.model_fields.items():
-            if explained:
-                lines += ["", *comment(field)]
-            lines.append(f"{key} = {toml_value(getattr(section, key))}")
+        lines += keys_to_toml(section, explained)
         parts.append("\n".join(lines))
+        for key, field in kind.model_fields.items():
+            if table := table_of(field):
+                parts += tables_to_toml(f"{name}.{key}", field, table, getattr(section, key), explained)
     return "\n\n".join(parts) + "\n"
+
+
+def keys_to_toml(section: Section, explained: bool) -> list[str]:
+    lines = []
+    for key, field in type(section).model_fields.items():
+        if not table_of(field):
+            lines += ["", *comment(field)] if explained else []
+            lines.append(f"{key} = {toml_value(getattr(section, key))}")
+    return lines
+
+
+def tables_to_toml(
+    name: str, field: FieldInfo, table: type[Section], entries: tuple[Section, ...], explained: bool
+) -> list[str]:
+    """Tables of which there may be any number; where there is none, the explanation alone."""
+    parts = ["\n".join([f"[[{name}]]", *keys_to_toml(entry, False)]) for entry in entries]
+    if explained:
+        lines = [*inspect.cleandoc(field.description or "").splitlines(), f"[[{name}]]"]
+        for key, inner in table.model_fields.items():
+            example = '"europarl"' if inner.is_required() else toml_value(inner.default)
+            lines += [f"{key} = {example}", *(f"    {line}" for line in (inner.description or "").splitlines())]
+        parts.insert(0, "\n".join(f"# {line}" for line in lines))
+    return parts
+
+
+def table_of(field: FieldInfo) -> type[Section] | None:
+    """The section of which the field holds any number, if it holds sections."""
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    return kinds[0] if kinds else None
 
 
 def comment(field: FieldInfo) -> list[str]:
@@ -187,6 +229,8 @@ def limits_of(rule: Any) -> list[tuple[str, Any]]:
 def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
