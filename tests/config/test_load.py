@@ -144,6 +144,9 @@ def test_one_key_of_one_corpus_can_be_overridden(tmp_path):
     assert [(corpus.weight, corpus.format) for corpus in config.data.corpora] == [(3.0, "auto"), (0.5, "tmx")]
     with pytest.raises(ConfigError, match="no corpus of that name"):
         two_corpora(tmp_path, *VALID, "data.corpora.nws.weight=3")
+    for nonsense in ("5", "words", "[5]"):
+        with pytest.raises(ConfigError, match=r"2 problems"):
+            load_config("tiny", [f"data.corpora={nonsense}", "data.corpora.news.weight=3"])
 
 
 @pytest.mark.parametrize(

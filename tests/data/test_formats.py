@@ -94,16 +94,13 @@ def test_two_files_plain_or_packed(tmp_path, kind, packed):
 
 
 def test_segments_that_do_not_belong_together_are_refused(tmp_path):
-    one, other, none = (
-        write(tmp_path / f"{name}.sgm", text)
-        for name, text in (("a", '<seg id="1">x</seg>'), ("b", '<seg id="2">x</seg>'), ("c", "plain text"))
-    )
-    with pytest.raises(DataError, match=r"id '1' where .* has '2' \(segment 1\)"):
-        list(raw_pairs(one, other))
-    with pytest.raises(DataError, match="holds no <seg"):
+    one = write(tmp_path / "a.sgm", '<seg id="1">x</seg>')
+    two = write(tmp_path / "b.sgm", '<seg id="1">x</seg><seg id="2">x</seg>')
+    none = write(tmp_path / "c.sgm", "plain text")
+    with pytest.raises(DataError, match=r"1 segments and .* has 2"):
+        list(raw_pairs(one, two))
+    with pytest.raises(DataError, match=r"c\.sgm: holds no <seg"):
         list(raw_pairs(none, none))
-    with pytest.raises(DataError, match=r"1 segments and .* has 0"):
-        list(raw_pairs(one, none))
 
 
 def test_the_format_can_be_said(tmp_path):
@@ -112,13 +109,13 @@ def test_the_format_can_be_said(tmp_path):
         read(tmp_path, source=str(tmp_path / "c.txt"), target=str(tmp_path / "c.txt"))[2] == (b"x\ty\t0.9\tmore",) * 2
     )
     for keys, words in (
-        ({"pairs": "c.txt"}, "one file named, but its format is lines"),
-        ({"pairs": "c.sgm"}, "one file named, but its format is sgm"),
-        ({"source": "a.en", "target": "a.de", "format": "tmx"}, "two files named, but its format is tmx"),
+        ({"pairs": "c.txt"}, "one file, which would have to be"),
+        ({"pairs": "c.sgm"}, "one file, which would have to be"),
+        ({"source": "a.en", "target": "a.de", "format": "tmx"}, "two files cannot be tmx"),
     ):
         with pytest.raises(DataError, match=rf"data\.corpora\.c = .*{words}"):
             read(tmp_path, **keys)
-    with pytest.raises(DataError, match=r"data\.valid_source = 'c\.en': one file named"):
+    with pytest.raises(DataError, match=r"data\.valid_source = 'c\.en': one file"):
         held_out(Data(valid_source="c.en"), "valid")
 
 
@@ -134,12 +131,12 @@ def test_json_keys_of_other_people(tmp_path):
     ("name", "content", "words"),
     [
         ("a.tsv", "no tab here\n", "no tab in the first line"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": ', "line 2: not JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1: not JSON"),
-        ("a.jsonl", "[1, 2]", "line 1: not an object with keys"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": ', "line 2: not a pair as JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: not a pair as JSON"),
+        ("a.jsonl", "[1, 2]", "line 1: .*not an object with keys"),
         ("a.jsonl", '{"en": "a", "de": "b"}', r"no key 'source' among \['en', 'de'\]; set source_key"),
         ("a.jsonl", '{"translation": {"fr": "a", "de": "b"}}', r"no key 'en' among \['fr', 'de'\]"),
-        ("a.jsonl", '{"source": 1, "target": "b"}', "'source' is not text"),
+        ("a.jsonl", '{"source": 1, "target": "b"}', "line 1: .*not text"),
         ("a.tmx", CONTENTS["tmx"][:-100], "not a whole TMX file"),
         ("a.tmx", "plain text", "not a whole TMX file"),
         ("a.tmx", TMX.format(units=""), "no unit in both en and de; its languages are en, fr"),
@@ -180,9 +177,11 @@ def test_an_endless_line_is_one_bad_pair_and_costs_no_memory(tmp_path, kind):
     keys = {"pairs": path} if kind != "en" else {"source": path, "target": write(tmp_path / "c.de", "b\ny\ny\ny\n")}
     del long, content
     tracemalloc.start()
-    found = read(tmp_path, **keys)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        found = read(tmp_path, **keys)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert len(found) == 4
     assert found[0][0] == TOO_LONG
     assert peak < 12_000_000

@@ -83,14 +83,12 @@ def apply_override(tables: Tables, override: str, problems: list[str]) -> None:
         return
     table = tables.setdefault(section, {})
     if key.startswith("corpora.") and isinstance(table, dict):
-        _, _, path = key.partition(".")
-        corpus, _, key = path.rpartition(".")
-        entries = table.get("corpora", ())
-        found = [entry for entry in entries if isinstance(entry, dict) and entry.get("name") == corpus]
-        if not found:
+        corpus, _, key = key.removeprefix("corpora.").rpartition(".")
+        given = table.get("corpora")
+        entries = [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+        table = next((entry for entry in entries if entry.get("name") == corpus), None)
+        if table is None:
             problems.append(f"override {override!r}: no corpus of that name; write {section}.corpora.NAME.key=value")
-            return
-        table = found[0]
     if isinstance(table, dict):
         table[key] = parse_value(text.strip())
 
@@ -168,46 +166,31 @@ def to_toml(config: Config, *, explained: bool = False) -> str:
         section = getattr(config, name)
         lines = [f"# {inspect.cleandoc(kind.__doc__ or '')}"] if explained else []
         lines.append(f"[{name}]")
-        lines += keys_to_toml(section, explained)
-        parts.append("\n".join(lines))
         for key, field in kind.model_fields.items():
-            if table := table_of(field):
-                parts += tables_to_toml(f"{name}.{key}", field, table, getattr(section, key), explained)
+            if explained:
+                lines += ["", *comment(field)]
+            if not table_of(field):
+                lines.append(f"{key} = {toml_value(getattr(section, key))}")
+                continue
+            for entry in getattr(section, key):  # the last key of its section: what follows a table belongs to it
+                lines += ["", f"[[{name}.{key}]]", *(f"{inner} = {toml_value(value)}" for inner, value in entry)]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def keys_to_toml(section: Section, explained: bool) -> list[str]:
-    lines = []
-    for key, field in type(section).model_fields.items():
-        if not table_of(field):
-            lines += ["", *comment(field)] if explained else []
-            lines.append(f"{key} = {toml_value(getattr(section, key))}")
-    return lines
-
-
-def tables_to_toml(
-    name: str, field: FieldInfo, table: type[Section], entries: tuple[Section, ...], explained: bool
-) -> list[str]:
-    """Tables of which there may be any number; where there is none, the explanation alone."""
-    parts = ["\n".join([f"[[{name}]]", *keys_to_toml(entry, False)]) for entry in entries]
-    if explained:
-        lines = [*inspect.cleandoc(field.description or "").splitlines(), f"[[{name}]]"]
-        for key, inner in table.model_fields.items():
-            example = '"europarl"' if inner.is_required() else toml_value(inner.default)
-            lines += [f"{key} = {example}", *(f"    {line}" for line in (inner.description or "").splitlines())]
-        parts.insert(0, "\n".join(f"# {line}" for line in lines))
-    return parts
+def comment(field: FieldInfo) -> list[str]:
+    text = inspect.cleandoc(field.description or "").splitlines()
+    if table := table_of(field):
+        text += [line for key, inner in table.model_fields.items() for line in (f"{key}:", *comment(inner))]
+    else:
+        text.append(f"({type_name(field)}{'' if field.is_required() else f', default {toml_value(field.default)}'})")
+    return [f"# {line}".replace("# # ", "#   ") for line in text]
 
 
 def table_of(field: FieldInfo) -> type[Section] | None:
-    """The section of which the field holds any number, if it holds sections."""
+    """Of a field that holds any number of tables: what one of them is."""
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
     return kinds[0] if kinds else None
-
-
-def comment(field: FieldInfo) -> list[str]:
-    text = inspect.cleandoc(field.description or "")
-    return [f"# {line}" for line in [*text.splitlines(), f"({type_name(field)}, default {toml_value(field.default)})"]]
 
 
 def type_name(field: FieldInfo) -> str:

@@ -91,7 +91,7 @@ class Data(Section):
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Shares of several corpora are proportional to (pairs * weight)^(1/temperature): 1 leaves them as they are, more flattens."""
     corpora: Annotated[tuple[Corpus, ...], Field(strict=False)] = ()
-    """Several training corpora instead of train_source and train_target, each a table of its own."""
+    """Several training corpora instead of train_source and train_target, each a table [[data.corpora]] with these keys:"""
 
 
 class Subwords(Section):

@@ -16,15 +16,7 @@ Pair = tuple[str, str]
 RawPair = formats.RawPair
 
 TWO_FILES = ("lines", "sgm")
-SUFFIXES = {
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".tmx": "tmx",
-    ".sgm": "sgm",
-    ".sgml": "sgm",
-}
+SUFFIXES = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".tmx": "tmx", ".sgm": "sgm", ".sgml": "sgm"}
 
 
 @dataclass(frozen=True)
@@ -72,19 +64,16 @@ def format_of(corpus: Corpus, where: str) -> str:
     path = Path(corpus.pairs or corpus.source)
     inner = path.with_suffix("") if path.suffix.lower() in PACKED else path
     named = SUFFIXES.get(inner.suffix.lower(), "lines")
-    if corpus.format != "auto":
-        named = corpus.format
-    elif not corpus.pairs and named not in TWO_FILES:
+    if not corpus.pairs and named != "sgm":
         named = "lines"
-    if (named in TWO_FILES) == bool(corpus.pairs):
-        count = "one file" if corpus.pairs else "two files"
-        remedy = (
-            "name source and target, or a .tsv, .jsonl or .tmx file"
-            if corpus.pairs
-            else 'name it as pairs = "..." alone'
+    found = named if corpus.format == "auto" else corpus.format
+    if corpus.pairs and found in TWO_FILES:
+        raise DataError(
+            f"{where} = {str(path)!r}: one file, which would have to be .tsv, .jsonl or .tmx; name source and target otherwise"
         )
-        raise DataError(f"{where} = {str(path)!r}: {count} named, but its format is {named}; {remedy}")
-    return named
+    if not corpus.pairs and found not in TWO_FILES:
+        raise DataError(f"{where} = {str(path)!r}: two files cannot be {found}; name one, as pairs")
+    return found
 
 
 def read_pairs(corpus: CorpusSpec) -> Iterator[RawPair]:

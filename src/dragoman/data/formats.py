@@ -17,8 +17,7 @@ Item = TypeVar("Item")
 RawPair = tuple[bytes, bytes]
 Names = tuple[str, str]  # of the source side and of the target side
 
-SEGMENT = re.compile(rb"<seg\b([^>]*)>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
-SEGMENT_ID = re.compile(rb"id\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE)
+SEGMENT = re.compile(rb"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 QUOTES = {"&quot;": '"', "&apos;": "'"}
 XML_BYTES = 2**16  # parsed at once
 MARKUP = {"bpt", "ept", "it", "ph", "ut"}  # inside a TMX segment: codes of some other program, not text
@@ -36,33 +35,21 @@ def line_pairs(source: Path, target: Path) -> Iterator[RawPair]:
 def sgm_pairs(source: Path, target: Path) -> Iterator[RawPair]:
     """Segments of a test set of the WMT shared tasks: a srcset and a refset."""
     with open_text(source) as source_stream, open_text(target) as target_stream:
-        sides = segments(lines(source, source_stream)), segments(lines(target, target_stream))
-        both = aligned(source, sides[0], target, sides[1], "segments")
-        number = 0
-        for number, ((source_id, source_text), (target_id, target_text)) in enumerate(both, 1):
-            if source_id != target_id:
-                raise DataError(
-                    f"{source} has id {source_id!r} where {target} has {target_id!r} (segment {number:,}); the files do not belong together"
-                )
-            yield source_text, target_text
-        if not number:
-            raise DataError(
-                f"{source}: holds no <seg id=...>, so it is no SGM test set; set the format of plain text to lines"
-            )
+        sides = (segments(path, lines(path, file)) for path, file in ((source, source_stream), (target, target_stream)))
+        yield from aligned(source, next(sides), target, next(sides), "segments")
 
 
-def segments(sgm: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
-    held = b""
+def segments(path: Path, sgm: Iterator[bytes]) -> Iterator[bytes]:
+    held, found = b"", False
     for line in sgm:
         held += b" " + line
-        end = 0
-        for match in SEGMENT.finditer(held):
-            found, end = SEGMENT_ID.search(match[1]), match.end()
-            text = unescape(match[2].decode("utf-8", "surrogateescape"), QUOTES)
-            yield found[1].decode("utf-8", "replace") if found else "", text.encode("utf-8", "surrogateescape")
-        held = held[end:] if b"<" in held[end:] else b""
-        if len(held) > LONGEST_LINE_BYTES:
-            held = b""
+        *whole, held = SEGMENT.split(held)  # what lies between segments, and every second time a segment
+        for text in whole[1::2]:
+            found = True
+            yield unescape(text.decode("utf-8", "surrogateescape"), QUOTES).encode("utf-8", "surrogateescape")
+        held = held if b"<" in held and len(held) <= LONGEST_LINE_BYTES else b""
+    if not found:
+        raise DataError(f"{path}: holds no <seg id=...>, so it is no SGM test set; name plain text otherwise than .sgm")
 
 
 def aligned(
@@ -94,15 +81,10 @@ def tsv_pairs(path: Path) -> Iterator[RawPair]:
     """source TAB target; further columns are not looked at. A line without a tab has an empty side."""
     with open_text(path) as stream:
         for number, line in enumerate(lines(path, stream)):
-            columns = line.split(b"\t", 2)
-            if line is TOO_LONG:
-                yield TOO_LONG, TOO_LONG
-            elif len(columns) > 1:
-                yield columns[0], columns[1]
-            elif number == 0:
+            source, tab, rest = line.partition(b"\t") if line is not TOO_LONG else (TOO_LONG, b"\t", TOO_LONG)
+            if not (number or tab):
                 raise DataError(f"{path}: no tab in the first line; a line must be source TAB target")
-            else:
-                yield line, b""
+            yield source, rest.partition(b"\t")[0]
 
 
 def json_pairs(path: Path, keys: Names, langs: Names) -> Iterator[RawPair]:
@@ -112,32 +94,27 @@ def json_pairs(path: Path, keys: Names, langs: Names) -> Iterator[RawPair]:
             if line is TOO_LONG:
                 yield TOO_LONG, TOO_LONG
             elif line.strip():
-                yield json_pair(line, keys, langs, f"{path}, line {number:,}")
+                try:
+                    yield json_pair(line, keys, langs)
+                except UnicodeDecodeError:
+                    yield line, line  # cleaning drops and counts it
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{path}, line {number:,}: not a pair as JSON ({error})") from None
 
 
-def json_pair(line: bytes, keys: Names, langs: Names, where: str) -> RawPair:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return line, line  # cleaning drops and counts it
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}); every line must be an object of its own") from None
+def json_pair(line: bytes, keys: Names, langs: Names) -> RawPair:
+    row = json.loads(line.decode("utf-8"))
     if not isinstance(row, dict):
-        raise DataError(f"{where}: not an object with keys, but {type(row).__name__}")
-    return json_side(row, keys[0], langs[0], where), json_side(row, keys[1], langs[1], where)
-
-
-def json_side(row: dict[str, Any], key: str, lang: str, where: str) -> bytes:
+        raise ValueError(f"not an object with keys, but {type(row).__name__}")
     nested = row.get("translation")
-    holder, name = (nested, lang) if key not in row and isinstance(nested, dict) else (row, key)
-    if name not in holder:
-        raise DataError(
-            f"{where}: no key {name!r} among {list(holder)[:9]}; set source_key and target_key of the corpus"
-        )
-    text = holder[name] if holder[name] is not None else ""
-    if not isinstance(text, str):
-        raise DataError(f"{where}: {name!r} is not text")
-    return text.encode("utf-8", "surrogatepass")  # half a character makes the line bad UTF-8, which cleaning counts
+    holder, names = (nested, langs) if isinstance(nested, dict) and keys[0] not in row else (row, keys)
+    if missing := [name for name in names if name not in holder]:
+        raise ValueError(f"no key {missing[0]!r} among {list(holder)[:9]}; set source_key and target_key of the corpus")
+    texts = [holder[name] if holder[name] is not None else "" for name in names]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"not text: {texts}")
+    source, target = (text.encode("utf-8", "surrogatepass") for text in texts)  # half a character becomes bad UTF-8
+    return source, target
 
 
 def tmx_pairs(path: Path, langs: Names) -> Iterator[RawPair]:
