@@ -7,6 +7,7 @@ import json
 import lzma
 import tracemalloc
 import zipfile
+from contextlib import suppress
 
 import pytest
 import zstandard
@@ -59,7 +60,7 @@ CONTENTS = {
 }
 
 
-def read(folder, **keys):
+def read(**keys):
     return list(read_pairs(corpora_of(Data(corpora=(Corpus(name="c", **keys),)))[0]))
 
 
@@ -72,7 +73,7 @@ def write(path, content):
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_one_file_of_pairs_plain_or_packed(tmp_path, kind, packed):
     path = write(tmp_path / f"c.{kind}{packed}", PACKERS[packed](CONTENTS[kind].encode()))
-    assert read(tmp_path, pairs=path) == RAW
+    assert read(pairs=path) == RAW
     assert list(tmp_path.iterdir()) == [tmp_path / f"c.{kind}{packed}"]
     assert list(read_pairs(held_out(Data(valid_source=path), "valid"))) == RAW
 
@@ -88,7 +89,7 @@ def test_two_files_plain_or_packed(tmp_path, kind, packed):
             marked = [f'<seg id="{number}"> {escaped(text)} </seg>' for number, text in enumerate(texts, 1)]
             content = SGM.format(kind=name, segments="\n".join(marked).replace("Haus", "\nHaus"))
         paths.append(write(tmp_path / f"{name}.{kind}{packed}", PACKERS[packed](content.encode())))
-    found = read(tmp_path, source=paths[0], target=paths[1])
+    found = read(source=paths[0], target=paths[1])
     assert [(source.strip(), target.strip().replace(b"  ", b" ")) for source, target in found] == RAW
     assert list(raw_pairs(*paths)) == found
 
@@ -104,17 +105,15 @@ def test_segments_that_do_not_belong_together_are_refused(tmp_path):
 
 
 def test_the_format_can_be_said(tmp_path):
-    assert read(tmp_path, pairs=write(tmp_path / "c.txt", CONTENTS["tsv"]), format="tsv") == RAW
-    assert (
-        read(tmp_path, source=str(tmp_path / "c.txt"), target=str(tmp_path / "c.txt"))[2] == (b"x\ty\t0.9\tmore",) * 2
-    )
+    assert read(pairs=write(tmp_path / "c.txt", CONTENTS["tsv"]), format="tsv") == RAW
+    assert read(source=str(tmp_path / "c.txt"), target=str(tmp_path / "c.txt"))[2] == (b"x\ty\t0.9\tmore",) * 2
     for keys, words in (
         ({"pairs": "c.txt"}, "one file, which would have to be"),
         ({"pairs": "c.sgm"}, "one file, which would have to be"),
         ({"source": "a.en", "target": "a.de", "format": "tmx"}, "two files cannot be tmx"),
     ):
         with pytest.raises(DataError, match=rf"data\.corpora\.c = .*{words}"):
-            read(tmp_path, **keys)
+            read(**keys)
     with pytest.raises(DataError, match=r"data\.valid_source = 'c\.en': one file"):
         held_out(Data(valid_source="c.en"), "valid")
 
@@ -122,9 +121,9 @@ def test_the_format_can_be_said(tmp_path):
 def test_json_keys_of_other_people(tmp_path):
     rows = [{"translation": {"de": target, "en": source}} for source, target in PAIRS]
     path = write(tmp_path / "hf.jsonl", "\n".join(map(json.dumps, rows)))
-    assert read(tmp_path, pairs=path) == RAW
+    assert read(pairs=path) == RAW
     path = write(tmp_path / "own.jsonl", '{"src": "a", "tgt": null}\n{"src": "\\ud800", "tgt": "b"}')
-    assert read(tmp_path, pairs=path, source_key="src", target_key="tgt") == [(b"a", b""), (b"\xed\xa0\x80", b"b")]
+    assert read(pairs=path, source_key="src", target_key="tgt") == [(b"a", b""), (b"\xed\xa0\x80", b"b")]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_json_keys_of_other_people(tmp_path):
 )
 def test_what_is_not_the_format_is_refused_in_words(tmp_path, name, content, words):
     with pytest.raises(DataError, match=words) as error:
-        read(tmp_path, pairs=write(tmp_path / name, content))
+        read(pairs=write(tmp_path / name, content))
     assert str(tmp_path / name) in str(error.value)
 
 
@@ -159,7 +158,7 @@ def test_tmx_leaves_out_codes_and_takes_utf_16(tmp_path):
         'a <bpt i="1">&lt;b&gt;</bpt>bold<ept i="1">&lt;/b&gt;</ept> <hi>word</hi>', "ein <ph>%s</ph>Wort"
     )
     path = write(tmp_path / "c.tmx", TMX.replace("UTF-8", "UTF-16").format(units=unit).encode("utf-16"))
-    assert read(tmp_path, pairs=path) == [(b"a bold word", b"ein Wort")]
+    assert read(pairs=path) == [(b"a bold word", b"ein Wort")]
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl", "tmx", "en"])
@@ -178,7 +177,7 @@ def test_an_endless_line_is_one_bad_pair_and_costs_no_memory(tmp_path, kind):
     del long, content
     tracemalloc.start()
     try:
-        found = read(tmp_path, **keys)
+        found = read(**keys)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -198,3 +197,15 @@ def test_zstd_is_whole_or_refused(tmp_path_factory, content, cut):
         else:
             with pytest.raises(EOFError):
                 stream.read()
+
+
+@given(data=st.data())
+def test_whatever_is_changed_in_a_file_it_is_read_or_refused(tmp_path_factory, data):
+    kind, packed = data.draw(st.sampled_from([*CONTENTS, "en", "sgm"])), data.draw(st.sampled_from([*PACKERS]))
+    content = bytearray(PACKERS[packed](CONTENTS.get(kind, '<seg id="1">x</seg>').encode()))
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    path = write(tmp_path_factory.mktemp("fuzz") / f"c.{kind}{packed}", bytes(content))
+    keys = {"pairs": path} if kind in CONTENTS else {"source": path, "target": path}
+    with suppress(DataError):
+        assert all(isinstance(text, bytes) for pair in read(**keys) for text in pair)

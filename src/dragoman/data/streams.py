@@ -29,6 +29,10 @@ HEAD_BYTES = 4096
 CONTROL_SHARE = 0.05  # of the first bytes: less is text with a few bad lines, which cleaning counts
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ZSTD_BYTES = 1024  # read at once; zstd makes at most 32,000 bytes of one, so this bounds memory
+DAMAGE = (
+    *(OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError),
+    *(zipfile.BadZipFile, NotImplementedError),  # the latter: packed in a way that Python does not know
+)
 UTF_16 = "UTF-16 text (convert it: iconv -f UTF-16 -t UTF-8)"
 
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
@@ -57,7 +61,7 @@ def in_words(path: Path) -> Iterator[None]:
     """Whatever goes wrong while reading becomes one line."""
     try:
         yield
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, zstandard.ZstdError) as error:
+    except DAMAGE as error:
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
         raise DataError(f"{path}: damaged or cut off ({error}); take it again from its origin") from None
