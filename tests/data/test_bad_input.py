@@ -126,6 +126,19 @@ def test_preparing_from_bad_files_writes_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en"]
 
 
+def test_a_bad_validation_file_is_found_before_the_work_begins(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"a\tb\n" * 99)
+    (tmp_path / "v.tsv").write_bytes(NOISE)
+    stages = []
+    files = [f"data.train_source={tmp_path}/a.tsv", f"data.valid_source={tmp_path}/v.tsv"]
+    with pytest.raises(DataError, match=r"v\.tsv: seems to be binary data"):
+        prepare(
+            tiny_config(tmp_path / "out", tmp_path / "run", "data.corpus=files", *files),
+            progress=lambda stage, *_: stages.append(stage),
+        )
+    assert stages == []
+
+
 def test_a_line_of_50_megabytes_is_dropped_and_counted(tmp_path):
     pairs = [f"sentence number {n}\tSatz Nummer {n}\n".encode() for n in range(200)]
     (tmp_path / "a.tsv").write_bytes(b"".join([*pairs, b"a" * 50_000_000 + b"\tb\n"]))

@@ -94,6 +94,13 @@ def raw_pairs(source: Path, target: Path) -> Iterator[RawPair]:
     return read_pairs(held_out(Data(test_source=str(source), test_target=str(target)), "test"))
 
 
+def check_inputs(data: Data) -> None:
+    """Read the first pair of everything, so that a bad file is found before hours of work on the others."""
+    parts = [part for part in ("valid", "test") if data.corpus == "files" and getattr(data, f"{part}_source")]
+    for corpus in [*corpora_of(data), *(held_out(data, part) for part in parts)]:
+        next(read_pairs(corpus), None)
+
+
 def input_digests(config: Config) -> dict[str, str]:
     """SHA-256 of every file that goes in, by the key that names it."""
     digests = {}

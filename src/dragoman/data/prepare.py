@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from dragoman import runs
 from dragoman.config.schema import Config, Data
 from dragoman.data import clean
-from dragoman.data.corpus import Pair, corpora_of, held_out, input_digests, read_pairs
+from dragoman.data.corpus import Pair, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, SIDES, PreparedData, Size, write_encoded
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.shards import read_shards, write_shards
-from dragoman.data.subwords import VOCABULARY_FILE, Cutter, cutter_for, vocabulary_for
+from dragoman.data.subwords import VOCABULARY_FILE, Cutter, Vocabulary, cutter_for, vocabulary_for
 from dragoman.errors import DataError
 
 Item = TypeVar("Item")
@@ -44,6 +44,9 @@ def prepare(
         raise DataError(
             f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
         )
+    check_inputs(config.data)
+    if config.subwords.model:
+        Vocabulary(config.subwords.model)
     with runs.new_folder(folder) as fresh:
         manifest = fill(fresh, config, progress)
         manifest |= {"dragoman": version, "settings": settings, "settings_digest": runs.digest_of(settings)}
