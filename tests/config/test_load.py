@@ -3,7 +3,8 @@
 import pytest
 
 from dragoman.config import load_config, presets, to_toml
-from dragoman.config.schema import SECTIONS
+from dragoman.config.load import toml_value
+from dragoman.config.schema import SECTIONS, Corpus
 from dragoman.errors import ConfigError
 from dragoman.model.size import parameters
 
@@ -77,7 +78,7 @@ def test_every_key_is_explained():
     unexplained = [
         f"{name}.{key}"
         for name, kind in SECTIONS.items()
-        for key, field in kind.model_fields.items()
+        for key, field in (kind.model_fields | Corpus.model_fields).items()
         if not field.description
     ]
     assert unexplained == []
@@ -102,3 +103,91 @@ def test_only_preparing_asks_for_corpus_files():
     assert load_config("tiny").data.corpus == "files"
     with pytest.raises(ConfigError, match=r"data\.train_source is empty"):
         load_config("tiny", for_prepare=True)
+
+
+TWO_CORPORA = """preset = "tiny"
+[data]
+temperature = 5
+[[data.corpora]]
+name = "news"
+source = "news.en"
+target = "news.de"
+[[data.corpora]]
+name = "web.2"
+pairs = "web.tmx.zst"
+weight = 0.5
+"""
+
+
+def two_corpora(folder, *overrides, text=TWO_CORPORA):
+    file = folder / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, list(overrides), for_prepare=True)
+
+
+VALID = ["data.valid_source=v.en", "data.valid_target=v.de"]
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_corpora_are_tables_and_print_as_such(tmp_path, explained):
+    config = two_corpora(tmp_path, *VALID)
+    assert [(corpus.name, corpus.weight) for corpus in config.data.corpora] == [("news", 1.0), ("web.2", 0.5)]
+    printed = to_toml(config, explained=explained)
+    assert printed.count("\n[[data.corpora]]\n") == 2
+    assert two_corpora(tmp_path, text=printed) == config
+    as_value = toml_value(config.model_dump()["data"]["corpora"])
+    assert load_config("tiny", [f"data.corpora={as_value}"]).data.corpora == config.data.corpora
+
+
+def test_one_key_of_one_corpus_can_be_overridden(tmp_path):
+    config = two_corpora(tmp_path, *VALID, "data.corpora.news.weight=3", "data.corpora.web.2.format=tmx")
+    assert [(corpus.weight, corpus.format) for corpus in config.data.corpora] == [(3.0, "auto"), (0.5, "tmx")]
+    with pytest.raises(ConfigError, match="no corpus of that name"):
+        two_corpora(tmp_path, *VALID, "data.corpora.nws.weight=3")
+    for nonsense in ("5", "words", "[5]"):
+        with pytest.raises(ConfigError, match=r"2 problems"):
+            load_config("tiny", [f"data.corpora={nonsense}", "data.corpora.news.weight=3"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('target = "news.de"', "", "data.corpora.news needs either source and target or pairs"),
+        ('target = "news.de"', 'pairs = "x.tsv"', "data.corpora.news needs either source and target or pairs"),
+        ('target = "news.de"', 'target = "news.de"\npairs = "x.tsv"', "and not both"),
+        ('pairs = "web.tmx.zst"', "", "data.corpora.web.2 needs either"),
+        ('"web.2"', '"news"', "data.corpora.news occurs 2 times"),
+        ('"web.2"', '"../web"', "data.corpora.1.name"),
+        ('name = "web.2"\n', "", "data.corpora.1.name is missing"),
+        ("weight = 0.5", "weight = 0", "greater than 0"),
+        (
+            "weight = 0.5",
+            "wieght = 0.5",
+            "data.corpora.1.wieght = 0.5 is not an option; did you mean data.corpora.1.weight?",
+        ),
+        ("temperature = 5", 'train_source = "a"', "data.train_source and data.corpora exclude each other"),
+        ("temperature = 5", 'corpus = "grammar"', 'no meaning with data.corpus = "grammar"'),
+        ("temperature = 5", "temperature = 0", "data.temperature = 0"),
+    ],
+)
+def test_rules_of_corpora(tmp_path, old, new, words):
+    assert old in TWO_CORPORA
+    with pytest.raises(ConfigError) as error:
+        two_corpora(tmp_path, *VALID, text=TWO_CORPORA.replace(old, new, 1))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.tokenized=true"], "data.tokenized = true needs subwords.model"),
+        (["data.tokenized=true", "subwords.model=m", "data.corpus=grammar"], "no meaning"),
+        (["data.tokenized=true", "subwords.model=m", "subwords.dropout=0.1"], "subwords.dropout = 0.1 cannot cut"),
+        (["subwords.variants=2"], "subwords.variants = 2 would all be the same"),
+        (["subwords.dropout=0.1", "subwords.kind=word"], 'needs subwords.kind = "bpe" or "unigram", not "word"'),
+    ],
+)
+def test_rules_of_subwords(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        load_config("tiny", overrides)
+    assert words in str(error.value)

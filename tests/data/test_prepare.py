@@ -89,6 +89,24 @@ def test_a_truncated_archive_is_refused(tmp_path):
     assert not (folder / "out").exists()
 
 
+def test_several_corpora_are_one_training_set(tmp_path):
+    folder = write_corpus(tmp_path)
+    whole = prepare(config_for(folder)).manifest
+    (folder / "half.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in SENTENCES[150:]), encoding="utf-8")
+    write_corpus(tmp_path, SENTENCES[:150])
+    files = f'{{name="a", source="{folder}/train.en", target="{folder}/train.de"}}'
+    for weight in (1, 5):  # which matters in training only
+        pairs = f'{{name="b", pairs="{folder}/half.tsv", weight={weight}}}'
+        corpora = ["data.train_source=", "data.train_target=", f"data.corpora=[{files}, {pairs}]"]
+        manifest = prepare(config_for(folder, *corpora, f"data.temperature={weight}", out="both")).manifest
+    assert manifest["digest"] == whole["digest"]
+    assert list(manifest["settings"]["inputs"])[2:] == [
+        f"data.corpora.{key}" for key in ("a.source", "a.target", "b.pairs")
+    ]
+    with pytest.raises(DataError, match=r"data\.corpora\.b\.pairs = .*no such file"):
+        prepare(config_for(folder, *corpora[:2], corpora[2].replace("half.tsv", "none.tsv"), out="none"))
+
+
 def test_same_settings_are_reused_and_others_need_force(tmp_path):
     folder = write_corpus(tmp_path)
     first = prepare(config_for(folder))

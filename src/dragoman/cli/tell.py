@@ -16,7 +16,10 @@ def prepared(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def part_line(part: dict[str, Any]) -> str:
-    text = f"{part['pairs']:,} pairs, {(part['source_bytes'] + part['target_bytes']) / 1e6:.1f} MB, {part['target_tokens']:,} target tokens"
+    origin = f" ({part['text_pairs']:,} cut {part['variants']} ways)" if part["variants"] > 1 else ""
+    megabytes = (part["source_bytes"] + part["target_bytes"]) / 1e6
+    text = f"{part['pairs']:,} pairs{origin}, {megabytes:.1f} MB, {part['target_tokens']:,} target tokens"
+    text += f", {part['unknown_tokens']:,} tokens unknown" if part["unknown_tokens"] else ""
     drops = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
     return f"{text}; dropped: {drops}" if drops else text
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from dragoman.config.schema import SECTIONS, Config, broken_rules, missing_files
+from dragoman.config.schema import SECTIONS, Config, Section, broken_rules, missing_files
 from dragoman.errors import ConfigError
 
 Tables = dict[str, Any]
@@ -82,6 +82,13 @@ def apply_override(tables: Tables, override: str, problems: list[str]) -> None:
         problems.append(f"override {override!r} is not of the form section.key=value, for example train.max_steps=1000")
         return
     table = tables.setdefault(section, {})
+    if key.startswith("corpora.") and isinstance(table, dict):
+        corpus, _, key = key.removeprefix("corpora.").rpartition(".")
+        given = table.get("corpora")
+        entries = [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+        table = next((entry for entry in entries if entry.get("name") == corpus), None)
+        if table is None:
+            problems.append(f"override {override!r}: no corpus of that name; write {section}.corpora.NAME.key=value")
     if isinstance(table, dict):
         table[key] = parse_value(text.strip())
 
@@ -125,6 +132,8 @@ def explain(detail: ErrorDetails) -> str:
     name, value = ".".join(path), detail["input"]
     if detail["type"] == "extra_forbidden":
         return f"{name} = {shorten(value)} is not an option{suggestion(path)}"
+    if detail["type"] == "missing":
+        return f"{name} is missing"
     if detail["type"] == "model_type":
         return f"{name} = {shorten(value)} must be a table: write [{name}]"
     return f"{name} = {shorten(value)}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
@@ -132,6 +141,8 @@ def explain(detail: ErrorDetails) -> str:
 
 def suggestion(path: list[str]) -> str:
     known = list(SECTIONS) if len(path) == 1 else list(SECTIONS[path[0]].model_fields)
+    if len(path) > 2 and (table := table_of(SECTIONS[path[0]].model_fields[path[1]])):
+        known = list(table.model_fields)
     close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {'.'.join([*path[:-1], close[0]])}?"
@@ -158,14 +169,28 @@ def to_toml(config: Config, *, explained: bool = False) -> str:
         for key, field in kind.model_fields.items():
             if explained:
                 lines += ["", *comment(field)]
-            lines.append(f"{key} = {toml_value(getattr(section, key))}")
+            if not table_of(field):
+                lines.append(f"{key} = {toml_value(getattr(section, key))}")
+                continue
+            for entry in getattr(section, key):  # the last key of its section: what follows a table belongs to it
+                lines += ["", f"[[{name}.{key}]]", *(f"{inner} = {toml_value(value)}" for inner, value in entry)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
 def comment(field: FieldInfo) -> list[str]:
-    text = inspect.cleandoc(field.description or "")
-    return [f"# {line}" for line in [*text.splitlines(), f"({type_name(field)}, default {toml_value(field.default)})"]]
+    text = inspect.cleandoc(field.description or "").splitlines()
+    if table := table_of(field):
+        text += [line for key, inner in table.model_fields.items() for line in (f"{key}:", *comment(inner))]
+    else:
+        text.append(f"({type_name(field)}{'' if field.is_required() else f', default {toml_value(field.default)}'})")
+    return [f"# {line}".replace("# # ", "#   ") for line in text]
+
+
+def table_of(field: FieldInfo) -> type[Section] | None:
+    """Of a field that holds any number of tables: what one of them is."""
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    return kinds[0] if kinds else None
 
 
 def type_name(field: FieldInfo) -> str:
@@ -187,6 +212,8 @@ def limits_of(rule: Any) -> list[tuple[str, Any]]:
 def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):

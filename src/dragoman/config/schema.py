@@ -28,6 +28,27 @@ class Run(Section):
     """Everything random (corpus, weights, order of sentences, dropout) follows from this number."""
 
 
+class Corpus(Section):
+    """One of several training corpora."""
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    """Its name: letters, digits, `_`, `-` and `.`; no two corpora have the same."""
+    source: str = ""
+    """Source side, aligned with target; or name a file of pairs instead."""
+    target: str = ""
+    """Target side."""
+    pairs: str = ""
+    """One file that holds both sides: TSV, JSON lines or TMX."""
+    format: Literal["auto", "lines", "sgm", "tsv", "jsonl", "tmx"] = "auto"
+    """`auto`: as the file name ends, before .gz, .bz2, .xz, .zst or .zip; two files of any other name are aligned lines."""
+    source_key: str = "source"
+    """Key of the source text in JSON lines. {"translation": {"en": ..., "de": ...}} is understood by itself."""
+    target_key: str = "target"
+    """Key of the target text in JSON lines."""
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    """How often an epoch has each of its pairs, before data.temperature."""
+
+
 class Data(Section):
     """What to learn from. Read by `dragoman prepare`."""
 
@@ -41,7 +62,8 @@ class Data(Section):
     target_lang: str = "de"
     """Language code of the target side."""
     train_source: str = ""
-    """Training text, source side, one sentence a line, UTF-8 (corpus = "files")."""
+    """Training text, source side, one sentence a line, UTF-8 (corpus = "files"). Named alone, a file of pairs (TSV, JSON lines,
+    TMX); the same holds for validation and test."""
     train_target: str = ""
     """Training text, target side, aligned with the source line by line."""
     valid_source: str = ""
@@ -64,6 +86,12 @@ class Data(Section):
     """Training pairs of 10 words or more whose sides differ in words by more than this factor are dropped and counted."""
     shard_pairs: Positive = 100_000
     """Pairs per shard of cleaned text."""
+    tokenized: bool = False
+    """The text is cut into pieces of subwords.model already, with spaces between them; pieces are looked up only."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Shares of several corpora are proportional to (pairs * weight)^(1/temperature): 1 leaves them as they are, more flattens."""
+    corpora: Annotated[tuple[Corpus, ...], Field(strict=False)] = ()
+    """Several training corpora instead of train_source and train_target, each a table [[data.corpora]] with these keys:"""
 
 
 class Subwords(Section):
@@ -77,6 +105,15 @@ class Subwords(Section):
     """Share of all characters that get a piece of their own; lower it for large scripts such as Chinese."""
     sample_pairs: Positive = 2_000_000
     """At most this many training pairs, drawn evenly from the corpus, are read to learn the vocabulary."""
+    byte_fallback: bool = False
+    """Characters without a piece are spelled in bytes instead of becoming unknown; takes 256 pieces."""
+    model: str = ""
+    """An existing SentencePiece model to use as it is, with pad 0, eos 1, bos 2, unk 3. Nothing is learnt then: the keys above
+    have no effect."""
+    dropout: Share = 0.0
+    """Training text is cut at random: the share of merges left out (BPE-dropout), or the smoothing of sampling (unigram)."""
+    variants: Positive = 1
+    """How many times the training text is encoded, each time cut at random anew; needs subwords.dropout."""
 
 
 class Model(Section):
@@ -275,6 +312,8 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
+    yield from corpus_rules(data)
+    yield from subword_rules(config)
     if schedule.policy == "transformer" and not schedule.warmup_steps:
         yield 'schedule.warmup_steps = 0 has no meaning with schedule.policy = "transformer"; set it to 1 or more'
     if schedule.policy == "piecewise":
@@ -289,13 +328,41 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
+def corpus_rules(data: Data) -> Iterator[str]:
+    for corpus in data.corpora:
+        two_files = bool(corpus.source and corpus.target)
+        if two_files == bool(corpus.pairs) or (corpus.pairs and (corpus.source or corpus.target)):
+            yield f"data.corpora.{corpus.name} needs either source and target or pairs, and not both"
+    names = [corpus.name for corpus in data.corpora]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"data.corpora.{name} occurs {names.count(name)} times; give each corpus a name of its own"
+    if data.corpora and (data.train_source or data.train_target):
+        yield "data.train_source and data.corpora exclude each other; make the files of data.train_source a corpus of their own"
+    if data.corpora and data.corpus != "files":
+        yield f'data.corpora has no meaning with data.corpus = "{data.corpus}"; set it to "files"'
+
+
+def subword_rules(config: Config) -> Iterator[str]:
+    data, subwords = config.data, config.subwords
+    if data.tokenized and not subwords.model:
+        yield "data.tokenized = true needs subwords.model, the SentencePiece model the text was cut with"
+    if data.tokenized and data.corpus != "files":
+        yield f'data.tokenized = true has no meaning with data.corpus = "{data.corpus}"'
+    if data.tokenized and subwords.dropout:
+        yield f"subwords.dropout = {subwords.dropout} cannot cut text that data.tokenized = true says is cut; set one of them back"
+    if subwords.variants > 1 and not subwords.dropout:
+        yield f"subwords.variants = {subwords.variants} would all be the same; set subwords.dropout, 0.1 for example"
+    if subwords.dropout and not subwords.model and subwords.kind not in ("bpe", "unigram"):
+        yield f'subwords.dropout = {subwords.dropout} needs subwords.kind = "bpe" or "unigram", not "{subwords.kind}"'
+
+
 def missing_files(data: Data) -> Iterator[str]:
     """Files that `prepare` cannot do without."""
     if data.corpus != "files":
         return
     for part in ("train", "valid", "test"):
-        sides = [f"{part}_{side}" for side in ("source", "target")]
-        empty = [side for side in sides if not getattr(data, side)]
-        if len(empty) == 1 or (empty and part != "test"):
-            for side in empty:
-                yield f'data.{side} is empty; name a text file, or set data.corpus = "grammar" for the embedded corpus'
+        source, target = getattr(data, f"{part}_source"), getattr(data, f"{part}_target")
+        if part == "train" and data.corpora:
+            continue
+        if not source and (target or part != "test"):
+            yield f'data.{part}_source is empty; name a text file, or set data.corpus = "grammar" for the embedded corpus'

@@ -1,58 +1,127 @@
-"""Parallel text in: two aligned files, plain or compressed, read line by line without ever holding a file in memory."""
+"""Which parallel text goes in: the corpora a run file names, their formats, their digests, and their pairs one by one."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
+from dragoman import runs
+from dragoman.config.schema import Config, Corpus, Data
+from dragoman.data import formats
+from dragoman.data.streams import PACKED, in_words
 from dragoman.errors import DataError
 
 Pair = tuple[str, str]
-RawPair = tuple[bytes, bytes]
+RawPair = formats.RawPair
 
-OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def raw_pairs(source: Path, target: Path) -> Iterator[RawPair]:
-    """Aligned lines as bytes, without line ends. Files of unequal length are refused with both counts."""
-    with open_text(source) as source_stream, open_text(target) as target_stream:
-        sources, targets = lines(source, source_stream), lines(target, target_stream)
-        count = 0
-        for source_line in sources:
-            target_line = next(targets, None)
-            if target_line is None:
-                raise unequal(source, count + 1 + sum(1 for _ in sources), target, count)
-            yield source_line, target_line
-            count += 1
-        if next(targets, None) is not None:
-            raise unequal(source, count, target, count + 1 + sum(1 for _ in targets))
+TWO_FILES = ("lines", "sgm")
+SUFFIXES = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".tmx": "tmx", ".sgm": "sgm", ".sgml": "sgm"}
 
 
-def unequal(source: Path, source_count: int, target: Path, target_count: int) -> DataError:
-    return DataError(
-        f"{source} has {source_count:,} lines and {target} has {target_count:,}: the sides must be aligned line by line. "
-        "Nothing was written; find the missing line or take the corpus again from its origin"
+@dataclass(frozen=True)
+class CorpusSpec:
+    """One corpus: where it lies and how it is read."""
+
+    name: str
+    paths: tuple[Path, ...]  # source and target, or one file of pairs
+    format: str  # lines, sgm, tsv, jsonl or tmx
+    weight: float = 1.0
+    keys: formats.Names = ("source", "target")  # of JSON lines
+    langs: formats.Names = ("en", "de")
+
+
+def corpora_of(data: Data) -> list[CorpusSpec]:
+    """The training corpora, in order; none where the text is generated."""
+    if data.corpus != "files":
+        return []
+    if not data.corpora:
+        return [held_out(data, "train")]
+    return [spec_of(data, corpus, f"data.corpora.{corpus.name}") for corpus in data.corpora]
+
+
+def held_out(data: Data, part: str) -> CorpusSpec:
+    """The files of one part; where only a source is named, it is a file of pairs."""
+    source, target = (getattr(data, f"{part}_{side}") for side in ("source", "target"))
+    corpus = Corpus(name=part, source=source, target=target) if target else Corpus(name=part, pairs=source)
+    return spec_of(data, corpus, f"data.{part}_source")
+
+
+def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
+    names = (corpus.pairs,) if corpus.pairs else (corpus.source, corpus.target)
+    return CorpusSpec(
+        corpus.name,
+        tuple(map(Path, names)),
+        format_of(corpus, where),
+        corpus.weight,
+        (corpus.source_key, corpus.target_key),
+        (data.source_lang, data.target_lang),
     )
 
 
-def open_text(path: Path) -> BinaryIO:
-    try:
-        opener = OPENERS.get(path.suffix)
-        return cast(BinaryIO, opener(path)) if opener else path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+def format_of(corpus: Corpus, where: str) -> str:
+    """As the file name says, unless the corpus says it. What no name says are aligned lines."""
+    path = Path(corpus.pairs or corpus.source)
+    inner = path.with_suffix("") if path.suffix.lower() in PACKED else path
+    named = SUFFIXES.get(inner.suffix.lower(), "lines")
+    if not corpus.pairs and named != "sgm":
+        named = "lines"
+    found = named if corpus.format == "auto" else corpus.format
+    if corpus.pairs and found in TWO_FILES:
+        raise DataError(
+            f"{where} = {str(path)!r}: one file, which would have to be .tsv, .jsonl or .tmx; name source and target otherwise"
+        )
+    if not corpus.pairs and found not in TWO_FILES:
+        raise DataError(f"{where} = {str(path)!r}: two files cannot be {found}; name one, as pairs")
+    return found
 
 
-def lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    """Lines end with a line feed, and with nothing else: other separators occur inside real sentences."""
-    try:
-        for number, line in enumerate(stream):
-            yield (line.removeprefix(BYTE_ORDER_MARK) if number == 0 else line).rstrip(b"\r\n")
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path}: damaged or not readable to its end ({error}). Nothing was written") from None
+def read_pairs(corpus: CorpusSpec) -> Iterator[RawPair]:
+    """All pairs of a corpus as bytes, read as a stream."""
+    if corpus.format in TWO_FILES:
+        read = formats.sgm_pairs if corpus.format == "sgm" else formats.line_pairs
+        return read(*corpus.paths)
+    (path,) = corpus.paths
+    if corpus.format == "tsv":
+        return formats.tsv_pairs(path)
+    if corpus.format == "jsonl":
+        return formats.json_pairs(path, corpus.keys, corpus.langs)
+    return formats.tmx_pairs(path, corpus.langs)
+
+
+def raw_pairs(source: Path, target: Path) -> Iterator[RawPair]:
+    """Pairs of two aligned files, whose format the names say."""
+    return read_pairs(held_out(Data(test_source=str(source), test_target=str(target)), "test"))
+
+
+def check_inputs(data: Data) -> None:
+    """Read the first pair of everything, so that a bad file is found before hours of work on the others."""
+    parts = [part for part in ("valid", "test") if data.corpus == "files" and getattr(data, f"{part}_source")]
+    for corpus in [*corpora_of(data), *(held_out(data, part) for part in parts)]:
+        next(read_pairs(corpus), None)
+
+
+def input_digests(config: Config) -> dict[str, str]:
+    """SHA-256 of every file that goes in, by the key that names it."""
+    digests = {}
+    for key, name in input_files(config).items():
+        path = Path(name)
+        if not path.is_file():
+            what = "is a folder, not a file" if path.is_dir() else "no such file"
+            raise DataError(f"{key} = {name!r}: {what} (paths are relative to where the command runs)")
+        with in_words(path):
+            digests[key] = runs.digest(path)
+    return digests
+
+
+def input_files(config: Config) -> dict[str, str]:
+    data = config.data
+    named = {"subwords.model": config.subwords.model}
+    if data.corpus == "files":
+        for part in ("train", "valid", "test"):
+            named |= {f"data.{part}_{side}": getattr(data, f"{part}_{side}") for side in ("source", "target")}
+        for corpus in data.corpora:
+            named |= {
+                f"data.corpora.{corpus.name}.{key}": getattr(corpus, key) for key in ("source", "target", "pairs")
+            }
+    return {key: name for key, name in named.items() if name}

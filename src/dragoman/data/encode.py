@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dragoman.data.corpus import Pair
 from dragoman.data.shards import read_shards
-from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary
+from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary
 from dragoman.errors import DataError
 from dragoman.runs import MANIFEST, read_json
 
@@ -68,22 +68,23 @@ class Size:
     source_tokens: int
     target_tokens: int
     longest: int
+    unknown_tokens: int
     dropped: Counter[str]
 
 
-def write_encoded(
-    folder: Path, part: str, pairs: Iterator[Pair], vocabulary: Vocabulary, max_tokens: int | None
-) -> Size:
-    """Write the ids of all pairs; those with more than `max_tokens` subwords on a side are dropped and counted."""
-    dtype = id_type(len(vocabulary))
+def write_encoded(folder: Path, part: str, pairs: Iterator[Pair], cutter: Cutter, max_tokens: int | None) -> Size:
+    """Write the ids of all pairs, each in all its variants; those with more than `max_tokens` subwords on a side are dropped
+    and counted."""
+    dtype = id_type(len(cutter.vocabulary))
     lengths: tuple[list[int], list[int]] = ([], [])
     text_bytes = [0, 0]
+    unknown = 0
     dropped: Counter[str] = Counter()
     with (
         (folder / f"{part}.source.ids").open("wb") as source_file,
         (folder / f"{part}.target.ids").open("wb") as target_file,
     ):
-        for pair, ids in encoded_pairs(pairs, vocabulary):
+        for pair, ids in encoded_pairs(pairs, cutter):
             if max_tokens is not None and max(map(len, ids)) - 1 > max_tokens:
                 dropped[f"over {max_tokens:,} subwords"] += 1
                 continue
@@ -91,16 +92,25 @@ def write_encoded(
                 file.write(np.asarray(ids[side], dtype=dtype).tobytes())
                 lengths[side].append(len(ids[side]))
                 text_bytes[side] += len(pair[side].encode()) + 1
+                unknown += ids[side].count(UNK)
     for side, name in enumerate(SIDES):
         np.save(folder / f"{part}.{name}.ends.npy", np.cumsum(lengths[side], dtype=np.int64))
     longest = max(map(max, lengths), default=0) if lengths[0] else 0
-    return Size(len(lengths[0]), text_bytes[0], text_bytes[1], sum(lengths[0]), sum(lengths[1]), longest, dropped)
+    return Size(
+        len(lengths[0]), text_bytes[0], text_bytes[1], sum(lengths[0]), sum(lengths[1]), longest, unknown, dropped
+    )
 
 
-def encoded_pairs(pairs: Iterator[Pair], vocabulary: Vocabulary) -> Iterator[tuple[Pair, tuple[list[int], list[int]]]]:
-    for chunk in iter(lambda: list(islice(pairs, CHUNK_PAIRS)), []):
-        ids = zip(*(vocabulary.encode([pair[side] for pair in chunk]) for side in (0, 1)), strict=True)
-        yield from zip(chunk, ids, strict=True)
+def encoded_pairs(pairs: Iterator[Pair], cutter: Cutter) -> Iterator[tuple[Pair, tuple[list[int], list[int]]]]:
+    """Every pair with its ids. Variants of a pair follow each other, so that a corpus stays in one stretch."""
+    for number, chunk in enumerate(iter(lambda: list(islice(pairs, CHUNK_PAIRS)), [])):
+        texts = [[pair[side] for pair in chunk] for side in (0, 1)]
+        variants = [
+            zip(*(cutter.encode(texts[side], variant, number, side) for side in (0, 1)), strict=True)
+            for variant in range(cutter.variants)
+        ]
+        for pair, *cuts in zip(chunk, *variants, strict=True):
+            yield from ((pair, ids) for ids in cuts)
 
 
 def id_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
@@ -149,4 +159,7 @@ class PreparedData:
             raise DataError(
                 f"{self.folder}: holds no {part} set; name one with data.{part}_source and data.{part}_target and prepare again"
             )
-        return list(read_shards(self.folder, part))
+        pairs = list(read_shards(self.folder, part))
+        if not self.manifest.get("tokenized"):
+            return pairs
+        return list(zip(*(self.vocabulary.join([pair[side] for pair in pairs]) for side in (0, 1)), strict=True))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dragoman import runs
 from dragoman.config.schema import Config, Data
 from dragoman.data import clean
-from dragoman.data.corpus import Pair, raw_pairs
+from dragoman.data.corpus import Pair, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, SIDES, PreparedData, Size, write_encoded
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.shards import read_shards, write_shards
-from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary, learn
+from dragoman.data.subwords import VOCABULARY_FILE, Cutter, Vocabulary, cutter_for, vocabulary_for
 from dragoman.errors import DataError
 
 Item = TypeVar("Item")
 PARTS = ("train", "valid", "test")
+MOST_UNKNOWN = 0.1  # share of pieces that text cut by another model easily exceeds
 TICK = 10_000  # pairs between two signs of life
 
 
@@ -42,6 +44,9 @@ def prepare(
         raise DataError(
             f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
         )
+    check_inputs(config.data)
+    if config.subwords.model:
+        Vocabulary(config.subwords.model)
     with runs.new_folder(folder) as fresh:
         manifest = fill(fresh, config, progress)
         manifest |= {"dragoman": version, "settings": settings, "settings_digest": runs.digest_of(settings)}
@@ -51,23 +56,9 @@ def prepare(
 
 def settings_of(config: Config) -> dict[str, Any]:
     """What the prepared data depends on: the sections, the seed and the content of the input files."""
-    data = config.data.model_dump(exclude={"folder"})
-    inputs = {name: runs.digest(existing(name, path)) for name, path in file_inputs(config.data).items()}
-    return {"data": data, "subwords": config.subwords.model_dump(), "seed": config.run.seed, "inputs": inputs}
-
-
-def file_inputs(data: Data) -> dict[str, str]:
-    if data.corpus != "files":
-        return {}
-    names = [f"{part}_{side}" for part in PARTS for side in SIDES]
-    return {name: getattr(data, name) for name in names if getattr(data, name)}
-
-
-def existing(name: str, path: str) -> Path:
-    if not Path(path).is_file():
-        what = "is a folder, not a text file" if Path(path).is_dir() else "no such file"
-        raise DataError(f"data.{name} = {path!r}: {what} (paths are relative to where the command runs)")
-    return Path(path)
+    unused: Any = {"folder": True, "temperature": True, "corpora": {"__all__": {"weight"}}}  # these matter in training
+    data, subwords = config.data.model_dump(exclude=unused), config.subwords.model_dump()
+    return {"data": data, "subwords": subwords, "seed": config.run.seed, "inputs": input_digests(config)}
 
 
 def fill(folder: Path, config: Config, progress: runs.Progress) -> dict[str, Any]:
@@ -82,7 +73,8 @@ def fill(folder: Path, config: Config, progress: runs.Progress) -> dict[str, Any
             raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops})")
     progress("learning subwords", 0, 0, "")
     try:
-        vocabulary = learn(read_shards(folder, "train"), counts["train"], config.subwords, folder / VOCABULARY_FILE)
+        text = read_shards(folder, "train")
+        vocabulary = vocabulary_for(text, counts["train"], config.subwords, folder / VOCABULARY_FILE)
     except DataError as error:
         left = f"{counts['train']:,} training pairs were left after cleaning, dropped: {dict(dropped) or 'none'}"
         raise DataError(f"{error} ({left})") from None
@@ -91,15 +83,16 @@ def fill(folder: Path, config: Config, progress: runs.Progress) -> dict[str, Any
         "corpus": config.data.corpus,
         "source_lang": config.data.source_lang,
         "target_lang": config.data.target_lang,
+        "tokenized": config.data.tokenized,
         "vocabulary": {
-            "kind": config.subwords.kind,
+            "kind": "given" if config.subwords.model else config.subwords.kind,
             "size": len(vocabulary),
             "digest": vocabulary.digest(),
         },
     }
     for part, count in counts.items():
         pairs = watched(read_shards(folder, part), f"encoding {part}", progress, count)
-        manifest[part] = encode_part(folder, part, pairs, vocabulary, config.data, dropped)
+        manifest[part] = encode_part(folder, part, pairs, cutter_for(part, config, vocabulary), config.data, dropped)
     manifest["digest"] = runs.digest_of(
         [manifest[part]["digest"] for part in counts] + [manifest["vocabulary"]["digest"]]
     )
@@ -116,24 +109,33 @@ def text_of(part: str, config: Config, dropped: Counter[str]) -> Iterable[Pair]:
     if data.corpus != "files":
         generate = grammar_pairs if data.corpus == "grammar" else reversal_pairs
         return generate(getattr(data, f"{part}_pairs"), config.run.seed, part=part)
-    source, target = (Path(getattr(data, f"{part}_{side}")) for side in SIDES)
     if part != "train":
-        return clean.checked(raw_pairs(source, target), f"{source} / {target}")
+        spec = held_out(data, part)
+        return clean.checked(read_pairs(spec), " / ".join(map(str, spec.paths)))
     filters = [clean.empty, clean.control_characters, clean.long_line, clean.length_ratio(data.max_ratio)]
-    return clean.cleaned(raw_pairs(source, target), filters, dropped)
+    return clean.cleaned(chain.from_iterable(map(read_pairs, corpora_of(data))), filters, dropped)
 
 
 def encode_part(
-    folder: Path, part: str, pairs: Iterator[Pair], vocabulary: Vocabulary, data: Data, dropped: Counter[str]
+    folder: Path, part: str, pairs: Iterator[Pair], cutter: Cutter, data: Data, dropped: Counter[str]
 ) -> dict[str, Any]:
-    size: Size = write_encoded(folder, part, pairs, vocabulary, data.max_tokens if part == "train" else None)
+    size: Size = write_encoded(folder, part, pairs, cutter, data.max_tokens if part == "train" else None)
     if not size.pairs:
         raise DataError(f"no {part} pair is left: all have over data.max_tokens = {data.max_tokens} subwords")
+    unknown = size.unknown_tokens / (size.source_tokens + size.target_tokens)
+    if data.tokenized and unknown > MOST_UNKNOWN:
+        raise DataError(
+            f"{unknown:.0%} of the {part} pieces are not in subwords.model; was the text cut with it? Plain text: data.tokenized = false"
+        )
     drops = dict(sorted((dropped + size.dropped).items())) if part == "train" else {}
+    too_long = sum(size.dropped.values())  # of all variants; what cleaning dropped has none
+    text_pairs = (size.pairs + too_long) // cutter.variants
     files = [f"{part}.{side}.{kind}" for side in SIDES for kind in ("ids", "ends.npy")]
     return {
         **{key: value for key, value in vars(size).items() if key != "dropped"},
-        "read_pairs": size.pairs + sum(drops.values()),
+        "variants": cutter.variants,
+        "text_pairs": text_pairs,
+        "read_pairs": text_pairs + sum(drops.values()) - too_long,
         "dropped": drops,
         "digest": runs.digest_of([runs.digest(folder / name) for name in files]),
     }

@@ -21,8 +21,9 @@ from typing import IO, Any
 
 from dragoman import runs
 from dragoman.data.archive import unpack
-from dragoman.data.corpus import Pair, open_text
+from dragoman.data.corpus import Pair
 from dragoman.data.download import Archive, fetch
+from dragoman.data.streams import open_text
 from dragoman.errors import DataError
 
 TABLE = Path(__file__).parent / "corpora.toml"

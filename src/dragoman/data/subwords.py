@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import os
 import re
+import threading
+import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import sentencepiece
 
-from dragoman.config.schema import Subwords
+from dragoman.config.schema import Config, Subwords
 from dragoman.data.corpus import Pair
 from dragoman.errors import DataError
 from dragoman.runs import digest_of
@@ -19,6 +24,8 @@ from dragoman.runs import digest_of
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 VOCABULARY_FILE = "vocabulary.model"
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
+LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
+SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
 class Vocabulary:
@@ -32,7 +39,10 @@ class Vocabulary:
             raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
         special = tuple(getattr(self.processor, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
         if special != (PAD, EOS, BOS, UNK):
-            raise DataError(f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}")
+            raise DataError(
+                f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
+                "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
+            )
 
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
@@ -45,8 +55,66 @@ class Vocabulary:
         """Ids of every text, each closed with the end-of-sentence mark."""
         return [[*ids, EOS] for ids in self.processor.encode(texts, num_threads=os.cpu_count() or 1)]
 
+    def sample(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
+        """As `encode`, but cut at random. The same seed cuts the same way, on any machine and beside any other thread."""
+        with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
+            sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
+            draw = partial(self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1)
+            try:
+                cut = fresh.submit(draw, texts).result()
+            except RuntimeError:
+                raise DataError(
+                    f"{self.path}: only BPE and unigram vocabularies can cut at random; set subwords.dropout = 0.0"
+                ) from None
+        return [[*ids, EOS] for ids in cut]
+
+    def look_up(self, texts: list[str]) -> list[list[int]]:
+        """Ids of texts that are cut into pieces already. Marks that are no text, such as </s>, are unknown there."""
+        rows = (self.processor.piece_to_id(text.split(" ")) for text in texts)
+        return [[*(number if number > BOS else UNK for number in row), EOS] for row in rows]
+
     def decode(self, ids: list[list[int]]) -> list[str]:
         return [str(text) for text in self.processor.decode([[i for i in row if i > BOS] for row in ids])]
+
+    def join(self, texts: list[str]) -> list[str]:
+        """Plain text of texts that are cut into pieces."""
+        return [str(text) for text in self.processor.decode([text.split(" ") for text in texts])]
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """How the text of one part becomes ids: cut by the vocabulary, cut at random, or looked up where it is cut already."""
+
+    vocabulary: Vocabulary
+    tokenized: bool = False
+    dropout: float = 0.0
+    variants: int = 1
+    seed: int = 0
+
+    def encode(self, texts: list[str], *place: int) -> list[list[int]]:
+        """Ids of every text. What is random follows from the seed and the place: variant, chunk, side."""
+        if self.tokenized:
+            return self.vocabulary.look_up(texts)
+        if not self.dropout:
+            return self.vocabulary.encode(texts)
+        return self.vocabulary.sample(texts, self.dropout, zlib.crc32(repr((self.seed, *place)).encode()))
+
+
+def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
+    """Only training text is ever cut at random."""
+    if part != "train":
+        return Cutter(vocabulary, config.data.tokenized)
+    section = config.subwords
+    return Cutter(vocabulary, config.data.tokenized, section.dropout, section.variants, config.run.seed)
+
+
+def vocabulary_for(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
+    """The model that the section names, or one learnt from the pairs; either way it lies at `path` then."""
+    if not section.model:
+        return learn(pairs, total, section, path)
+    given = Vocabulary(section.model)
+    path.write_bytes(given.path.read_bytes())
+    return Vocabulary(path)
 
 
 def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
@@ -60,6 +128,7 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
             vocab_size=section.vocab_size,
             model_type=section.kind,
             character_coverage=section.character_coverage,
+            byte_fallback=section.byte_fallback,
             max_sentence_length=100_000,
             num_threads=LEARNING_THREADS,
             pad_id=PAD,

@@ -38,10 +38,12 @@ def training_set(record: RunRecord) -> Answer:
 
 def dropped(train: Row, pairs: float) -> Evidence:
     counts = {reason: number(train, "dropped", reason) or 0.0 for reason in section(train, "dropped")}
-    read, total = number(train, "read_pairs"), sum(counts.values())
+    read, total, variants = number(train, "read_pairs"), sum(counts.values()), number(train, "variants") or 1.0
     rows = [("Lines read", units.count(read)), ("Dropped", units.count(total))]
     rows += [(f"Dropped: {reason}", units.count(many)) for reason, many in counts.items()]
-    if read is not None and read != pairs + total:
+    if variants > 1:  # then drops and pairs count each of them, and lines do not
+        rows.append(("Ways to cut each pair into subwords", units.count(variants)))
+    elif read is not None and read != pairs + total:
         rows.append(("Neither kept nor counted as dropped", units.count(read - pairs - total)))
     return rows
 

@@ -1,0 +1,148 @@
+"""Bad input: one line that says what is wrong, where, and what to do; and nothing is half written."""
+
+import bz2
+import gzip
+import lzma
+import random
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from support import dragoman, tiny_config
+
+from dragoman.cli.stages import prepare
+from dragoman.data.clean import LONGEST_LINE
+from dragoman.data.corpus import raw_pairs
+from dragoman.data.streams import TOO_LONG, seems
+from dragoman.errors import DataError
+
+TEXT = "".join(f"Sentence number {n} about a house.\n" for n in range(300)).encode()
+NOISE = random.Random(1).randbytes(10_000)
+CASES = {
+    "random bytes": ("a.en", NOISE, "seems to be binary data, not text; dragoman reads UTF-8 text"),
+    "zero bytes": ("a.en", bytes(10_000), "nothing but zero bytes"),
+    "UTF-16": ("a.en", TEXT.decode().encode("utf-16"), "UTF-16 text (convert it: iconv"),
+    "UTF-16 without a mark": ("a.en", TEXT.decode().encode("utf-16-le"), "UTF-16 text (convert it: iconv"),
+    "PDF": ("a.en", b"%PDF-1.7\n" + TEXT, "seems to be a PDF document"),
+    "error page": ("a.tsv", b"\n<!DOCTYPE html><title>404</title>", "a web page (an error page"),
+    "LFS": ("a.en", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+    "gzip named as text": (
+        "a.en",
+        gzip.compress(TEXT),
+        "seems to be gzip, not text; unpack it or let its name end in .gz",
+    ),
+    "zstd named as text": ("a.txt", zstandard.compress(TEXT), "let its name end in .zst"),
+    "text named as gzip": ("a.gz", TEXT, "is named .gz but seems to be plain text"),
+    "xz named as gzip": ("a.gz", lzma.compress(TEXT), "is named .gz but seems to be xz"),
+    "empty file named as gzip": ("a.gz", b"", "is named .gz but seems to be empty"),
+    "noise in gzip": ("a.gz", gzip.compress(NOISE), "seems to be binary data"),
+    "gzip in gzip": ("a.gz", gzip.compress(gzip.compress(TEXT)), "seems to be gzip, not text"),
+    "cut gzip": ("a.gz", gzip.compress(TEXT)[:-20], "damaged or cut off"),
+    "cut xz": ("a.xz", lzma.compress(TEXT)[:-20], "damaged or cut off"),
+    "cut bzip2": ("a.bz2", bz2.compress(TEXT)[:-20], "damaged or cut off"),
+    "cut zstd": ("a.zst", zstandard.compress(TEXT)[:-20], "damaged or cut off (the file ends inside a zstd frame)"),
+    "broken gzip": ("a.gz", gzip.compress(NOISE.hex().encode())[:5000] + bytes(99), "damaged or cut off"),
+}
+
+
+def refusal(folder, *names, **options):
+    source, target = (*names, str(folder / "a.de"))[:2]
+    (folder / "a.de").write_bytes(TEXT)
+    with pytest.raises(DataError) as error:
+        list(raw_pairs(Path(source), Path(target)))
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_by_what_it_seems_to_be(tmp_path, case):
+    name, content, words = CASES[case]
+    (tmp_path / name).write_bytes(content)
+    text = refusal(tmp_path, tmp_path / name)
+    assert text.startswith(f"{tmp_path / name}: ")
+    assert words in text
+
+
+def test_archives(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.en", TEXT)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    assert "damaged or cut off" in refusal(tmp_path, path)
+    path.write_bytes(whole.replace(b"number 7 ", b"number 8 "))
+    assert "damaged or cut off (Bad CRC-32" in refusal(tmp_path, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("README", "hello")
+    assert "holds 2 files; a zip archive must hold one text file" in refusal(tmp_path, path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert "no-such.en: cannot be read (No such file or directory)" in refusal(tmp_path, tmp_path / "no-such.en")
+    assert "cannot be read (Is a directory)" in refusal(tmp_path, tmp_path)
+    assert "/proc/self/mem: cannot be read (Input/output error)" in refusal(tmp_path, "/proc/self/mem")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n",
+        "Ein Häuschen\n".encode() * 9,
+        "日本語の文\n".encode() * 9,
+        "caf\xe9\n".encode("latin-1") * 9,
+        b"a\0b " * 2 + TEXT,
+    ],
+)
+def test_text_passes(text):
+    assert seems(text) is None
+
+
+def test_the_mark_for_endless_lines_is_dropped_for_its_length():
+    assert len(TOO_LONG) > LONGEST_LINE
+
+
+def test_preparing_from_bad_files_writes_nothing(tmp_path):
+    (tmp_path / "a.en").write_bytes(NOISE)
+    (tmp_path / "a.de").write_bytes(TEXT)
+    names = [
+        f"data.{part}_{side}={tmp_path}/a.{lang}"
+        for part in ("train", "valid")
+        for side, lang in (("source", "en"), ("target", "de"))
+    ]
+    result = dragoman("prepare", "tiny", f"data.folder={tmp_path}/out", *names, check=False)
+    assert result.returncode == 2
+    assert (
+        result.stderr.strip()
+        == f"dragoman: {tmp_path}/a.en: seems to be binary data, not text; dragoman reads UTF-8 text, see docs/data.md"
+    )
+    config = tiny_config(
+        tmp_path / "out", tmp_path / "run", "data.corpus=files", *names, "data.train_source=/proc/self/mem"
+    )
+    with pytest.raises(DataError, match="cannot be read"):
+        prepare(config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en"]
+
+
+def test_a_bad_validation_file_is_found_before_the_work_begins(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"a\tb\n" * 99)
+    (tmp_path / "v.tsv").write_bytes(NOISE)
+    stages = []
+    files = [f"data.train_source={tmp_path}/a.tsv", f"data.valid_source={tmp_path}/v.tsv"]
+    with pytest.raises(DataError, match=r"v\.tsv: seems to be binary data"):
+        prepare(
+            tiny_config(tmp_path / "out", tmp_path / "run", "data.corpus=files", *files),
+            progress=lambda stage, *_: stages.append(stage),
+        )
+    assert stages == []
+
+
+def test_a_line_of_50_megabytes_is_dropped_and_counted(tmp_path):
+    pairs = [f"sentence number {n}\tSatz Nummer {n}\n".encode() for n in range(200)]
+    (tmp_path / "a.tsv").write_bytes(b"".join([*pairs, b"a" * 50_000_000 + b"\tb\n"]))
+    (tmp_path / "v.tsv").write_bytes(b"".join(pairs[:9]))
+    files = [f"data.train_source={tmp_path}/a.tsv", f"data.valid_source={tmp_path}/v.tsv", "subwords.vocab_size=60"]
+    train = prepare(tiny_config(tmp_path / "out", tmp_path / "run", "data.corpus=files", *files)).manifest["train"]
+    assert (train["pairs"], train["dropped"]) == (200, {"over 5,000 characters": 1})

@@ -1,0 +1,160 @@
+"""Subwords: existing vocabularies and text that is cut already are used as they are; random cuts follow from the seed."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from support import tiny_config
+
+from dragoman.cli.stages import prepare, train
+from dragoman.config.schema import Subwords
+from dragoman.data import encode
+from dragoman.data.subwords import EOS, UNK, Vocabulary, learn
+from dragoman.errors import DataError
+from dragoman.translate import Translator
+
+REFERENCE = Path("/work/shared/data/reference")
+PAIRS = [(f"the old house number {n} has a garden", f"das alte Haus Nummer {n} hat einen Garten") for n in range(400)]
+TEXTS = [source for source, _ in PAIRS]
+
+
+def learnt(path, kind="bpe", size=90, **keys):
+    path.parent.mkdir(exist_ok=True)
+    return learn(PAIRS, len(PAIRS), Subwords(vocab_size=size, kind=kind, **keys), path)
+
+
+@pytest.fixture(scope="module")
+def given_model(tmp_path_factory):
+    return learnt(tmp_path_factory.mktemp("given") / "m_common.model")
+
+
+def cut(vocabulary, text):
+    return " ".join(vocabulary.processor.encode(text, out_type=str))
+
+
+def written(folder, change, parts=("train", "valid")):
+    """Overrides that name files of the changed pairs."""
+    names = []
+    for part, pairs in zip(parts, (PAIRS, PAIRS[:20]), strict=True):
+        for side, key in enumerate(("source", "target")):
+            path = folder / f"{part}.clean.{key}.BPE_common.32K.tok"
+            path.write_text("".join(change(pair[side]) + "\n" for pair in pairs), encoding="utf-8")
+            names.append(f"data.{part}_{key}={path}")
+    return ["data.corpus=files", *names]
+
+
+def test_an_existing_model_is_used_as_it_is(tmp_path, given_model):
+    options = [*written(tmp_path, str), f"subwords.model={given_model.path}"]
+    data = prepare(tiny_config(tmp_path / "out", tmp_path / "run", *options))
+    assert (data.folder / "vocabulary.model").read_bytes() == given_model.path.read_bytes()
+    assert data.manifest["vocabulary"] == {"kind": "given", "size": 90, "digest": given_model.digest()}
+    learnt(given_model.path.parent / "other.model", size=80)
+    with pytest.raises(DataError, match="--force"):
+        prepare(
+            tiny_config(
+                tmp_path / "out",
+                tmp_path / "run",
+                *options[:-1],
+                f"subwords.model={given_model.path.parent}/other.model",
+            )
+        )
+
+
+def test_models_with_other_marks_or_none_at_all_are_refused(tmp_path):
+    prefix = tmp_path / "default"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_prefix=str(prefix), vocab_size=60, minloglevel=2
+    )
+    (tmp_path / "text.model").write_text("no model", encoding="utf-8")
+    files = written(tmp_path, str)
+    for name, words in (
+        ("default.model", r"pad, eos, bos, unk are \(-1, 2, 1, 0\); dragoman needs \(0, 1, 2, 3\).*--pad_id=0"),
+        ("text.model", "not a SentencePiece model"),
+        ("nowhere.model", r"subwords\.model = .*: no such file"),
+    ):
+        with pytest.raises(DataError, match=words):
+            prepare(tiny_config(tmp_path / "out", tmp_path / "run", *files, f"subwords.model={tmp_path}/{name}"))
+
+
+def test_text_that_is_cut_already_gives_the_same_ids_and_plain_translations(tmp_path, given_model):
+    for folder, change in (("plain", str), ("pieces", lambda text: cut(given_model, text))):
+        (tmp_path / folder).mkdir()
+        options = [*written(tmp_path / folder, change), f"subwords.model={given_model.path}", "train.max_steps=2"]
+        options.append(f"data.tokenized={str(folder == 'pieces').lower()}")
+        config = tiny_config(tmp_path / folder / "out", tmp_path / folder / "run", *options)
+        prepare(config)
+    plain, pieces = (encode.PreparedData(tmp_path / folder / "out") for folder in ("plain", "pieces"))
+    assert pieces.manifest["digest"] == plain.manifest["digest"]
+    assert pieces.text("valid") == plain.text("valid") == PAIRS[:20]
+    train(config)
+    (translation,) = Translator.load(tmp_path / "pieces" / "run", "cpu").translate(["the old house"])
+    assert "▁" not in translation
+
+
+def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given_model):
+    assert given_model.look_up(["▁the zzz </s> <pad>"]) == [
+        [given_model.processor.piece_to_id("▁the"), UNK, UNK, UNK, EOS]
+    ]
+    assert given_model.join(["▁the zzz ▁old"]) == ["thezzz old"]
+    options = [f"subwords.model={given_model.path}", "data.tokenized=true"]
+    some = written(tmp_path, lambda text: cut(given_model, text) + (" zzz" if text == TEXTS[3] else ""))
+    manifest = prepare(tiny_config(tmp_path / "out", tmp_path / "run", *some, *options)).manifest
+    assert (manifest["train"]["unknown_tokens"], manifest["valid"]["unknown_tokens"]) == (1, 1)
+    with pytest.raises(DataError, match=r"% of the train pieces are not in subwords\.model"):
+        prepare(tiny_config(tmp_path / "other", tmp_path / "run", *written(tmp_path, str), *options))
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference's model and test set are not here")
+def test_the_reference_data_folder_works_as_it_is():
+    vocabulary = Vocabulary(REFERENCE / "m_common.model")
+    pieces = (REFERENCE / "wmt14-en-de.src.BPE_common.32K.tok").read_text(encoding="utf-8").splitlines()
+    ids = vocabulary.look_up(pieces)
+    assert (len(vocabulary), len(ids), sum(row.count(UNK) for row in ids)) == (32_768, 2_737, 12)
+    plain = vocabulary.join(pieces)
+    assert plain[0] == "Orlando Bloom and Miranda Kerr still love each other"
+    assert vocabulary.encode(plain) == ids
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_random_cuts_follow_from_the_seed_whatever_runs_beside(tmp_path, kind):
+    vocabulary = learnt(tmp_path / "v.model", kind)
+    drawn = [vocabulary.sample(TEXTS, 0.05, seed) for seed in range(3)]
+    assert drawn[0] != drawn[1] != drawn[2]
+    with ThreadPoolExecutor(8) as pool:
+        again = list(pool.map(lambda seed: vocabulary.sample(TEXTS, 0.05, seed), [0, 1, 2] * 8))
+    assert all(again[index] == drawn[index % 3] for index in range(24))
+    assert all(vocabulary.decode(rows) == TEXTS for rows in drawn)
+
+
+def test_variants_of_the_training_set(tmp_path):
+    options = [*written(tmp_path, str), "subwords.vocab_size=90", "subwords.dropout=0.2", "subwords.variants=3"]
+    config = tiny_config(tmp_path / "out", tmp_path / "run", *options, "data.max_tokens=24")
+    data = prepare(config)
+    again = prepare(
+        config.model_copy(update={"data": config.data.model_copy(update={"folder": str(tmp_path / "again")})})
+    )
+    assert again.manifest["digest"] == data.manifest["digest"]
+    part = data.manifest["train"]
+    assert (part["variants"], part["text_pairs"], part["read_pairs"]) == (3, 400, 400)
+    assert part["dropped"]["over 24 subwords"] == 1200 - part["pairs"] > 0
+    other = prepare(tiny_config(tmp_path / "other", tmp_path / "run", *options, "run.seed=5"))
+    assert other.manifest["train"]["digest"] != data.manifest["train"]["digest"]
+    assert other.manifest["valid"]["digest"] == data.manifest["valid"]["digest"]
+    encoded = other.encoded("train")
+    rows = [[encoded.source.sentence(3 * index + variant).tolist() for variant in range(3)] for index in range(400)]
+    assert [data.vocabulary.decode(row) for row in rows] == [[text] * 3 for text in TEXTS]
+    assert sum(row[0] != row[1] != row[2] for row in rows) > 300
+    valid = data.encoded("valid")
+    assert [valid.source.sentence(index).tolist() for index in range(20)] == data.vocabulary.encode(TEXTS[:20])
+
+
+def test_only_some_kinds_can_be_cut_at_random(tmp_path):
+    model = learnt(tmp_path / "char.model", "char").path
+    with pytest.raises(DataError, match=r"only BPE and unigram .* subwords\.dropout = 0\.0"):
+        prepare(tiny_config(tmp_path / "out", tmp_path / "run", f"subwords.model={model}", "subwords.dropout=0.1"))
+
+
+def test_byte_fallback_spells_what_has_no_piece(tmp_path):
+    vocabulary = learnt(tmp_path / "v.model", size=350, byte_fallback=True)
+    assert vocabulary.decode(vocabulary.encode(["старый house 日"])) == ["старый house 日"]
