@@ -5,6 +5,7 @@ DragomanError
 |-- DataError          corpora, prepared folders, vocabularies
 |-- RunError           run folders, checkpoints, model folders
 |-- TrainingError      a run that cannot go on (diverged, ranks disagree)
+|-- Unfinished         work that was stopped from outside (full disk, no memory); what it finished is kept
 '-- MissingExtra       an optional part that is not installed
 
 Our own mistakes are assertions and keep their traceback.
@@ -42,6 +43,10 @@ class RunError(DragomanError):
 
 
 class TrainingError(DragomanError):
+    pass
+
+
+class Unfinished(DragomanError):
     pass
 
 

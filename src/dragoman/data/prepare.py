@@ -1,31 +1,59 @@
-"""The story of preparing: text -> cleaned shards -> vocabulary -> ids -> manifest, in a folder that appears when whole."""
+"""The story of preparing: text -> cleaned shards -> vocabulary -> ids -> manifest, in a folder that appears when whole.
+
+Shards are cleaned and encoded by several processes. What they finish lies in `<data.folder>.partial`, so that preparing goes
+on where it was interrupted; the result does not depend on either.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from dragoman import runs
 from dragoman.config.schema import Config, Data
 from dragoman.data import clean
-from dragoman.data.corpus import Pair, raw_pairs
-from dragoman.data.encode import MANIFEST_FORMAT, SIDES, PreparedData, Size, write_encoded
+from dragoman.data.corpus import Pair, RawPair, raw_pairs
+from dragoman.data.encode import ENCODED, MANIFEST_FORMAT, SIDES, PreparedData, encode_shard, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
-from dragoman.data.shards import read_shards, write_shards
+from dragoman.data.shards import (
+    CLEANED,
+    SAMPLES,
+    Reasons,
+    Shard,
+    chunks,
+    clean_chunk,
+    duplicates,
+    finished,
+    read_text,
+    shard_name,
+    write_cleaned,
+)
 from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary, learn
-from dragoman.errors import DataError
+from dragoman.data.workers import Crew, Task, cores
+from dragoman.errors import DataError, Unfinished
 
-Item = TypeVar("Item")
+Parts = dict[str, list[Shard]]
+
 PARTS = ("train", "valid", "test")
-TICK = 10_000  # pairs between two signs of life
+SAMPLES_FILE = "samples.jsonl"
 
 
 def prepare(
-    config: Config, version: str, *, force: bool = False, progress: runs.Progress = runs.silent
+    config: Config,
+    version: str,
+    *,
+    force: bool = False,
+    workers: int | None = None,
+    progress: runs.Progress = runs.silent,
 ) -> PreparedData:
-    """Prepare the data of a run file. A folder with the same settings and inputs is used as it is."""
+    """Prepare the data of a run file with `workers` processes, by default one a core. A folder with the same settings and
+    inputs is used as it is."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
     if (folder / runs.MANIFEST).is_file() and not force:
@@ -42,10 +70,13 @@ def prepare(
         raise DataError(
             f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
         )
-    with runs.new_folder(folder) as fresh:
-        manifest = fill(fresh, config, progress)
-        manifest |= {"dragoman": version, "settings": settings, "settings_digest": runs.digest_of(settings)}
-        runs.write_json(fresh / runs.MANIFEST, manifest)
+    key = runs.digest_of(settings)
+    with runs.kept_folder(folder, key) as fresh, Crew(workers or cores()) as crew:
+        if not (fresh / runs.MANIFEST).is_file():
+            manifest = Preparation(fresh, config, key, crew, progress).run()
+            manifest |= {"dragoman": version, "settings": settings, "settings_digest": key}
+            runs.write_json(fresh / runs.MANIFEST, manifest)
+        shutil.rmtree(fresh / "work", ignore_errors=True)
     return PreparedData(folder)
 
 
@@ -53,7 +84,9 @@ def settings_of(config: Config) -> dict[str, Any]:
     """What the prepared data depends on: the sections, the seed and the content of the input files."""
     data = config.data.model_dump(exclude={"folder"})
     inputs = {name: runs.digest(existing(name, path)) for name, path in file_inputs(config.data).items()}
-    return {"data": data, "subwords": config.subwords.model_dump(), "seed": config.run.seed, "inputs": inputs}
+    inputs |= {f"clean.own {name}": runs.digest(clean.source_file(name)) for name in config.clean.own}
+    sections = {"data": data, "clean": config.clean.model_dump(), "subwords": config.subwords.model_dump()}
+    return {**sections, "seed": config.run.seed, "inputs": inputs}
 
 
 def file_inputs(data: Data) -> dict[str, str]:
@@ -70,81 +103,207 @@ def existing(name: str, path: str) -> Path:
     return Path(path)
 
 
-def fill(folder: Path, config: Config, progress: runs.Progress) -> dict[str, Any]:
-    dropped: Counter[str] = Counter()
-    counts = {}
-    for part in parts_of(config.data):
-        pairs = watched(text_of(part, config, dropped), f"cleaning {part}", progress)
-        counts[part] = write_shards(folder, part, pairs, config.data.shard_pairs)
-        if not counts[part]:
-            where = getattr(config.data, f"{part}_source") or config.data.corpus
-            drops = dict(dropped) or "nothing"
-            raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops})")
-    progress("learning subwords", 0, 0, "")
-    try:
-        vocabulary = learn(read_shards(folder, "train"), counts["train"], config.subwords, folder / VOCABULARY_FILE)
-    except DataError as error:
-        left = f"{counts['train']:,} training pairs were left after cleaning, dropped: {dict(dropped) or 'none'}"
-        raise DataError(f"{error} ({left})") from None
-    manifest: dict[str, Any] = {
-        "format": MANIFEST_FORMAT,
-        "corpus": config.data.corpus,
-        "source_lang": config.data.source_lang,
-        "target_lang": config.data.target_lang,
-        "vocabulary": {
-            "kind": config.subwords.kind,
-            "size": len(vocabulary),
-            "digest": vocabulary.digest(),
-        },
-    }
-    for part, count in counts.items():
-        pairs = watched(read_shards(folder, part), f"encoding {part}", progress, count)
-        manifest[part] = encode_part(folder, part, pairs, vocabulary, config.data, dropped)
-    manifest["digest"] = runs.digest_of(
-        [manifest[part]["digest"] for part in counts] + [manifest["vocabulary"]["digest"]]
-    )
-    return manifest
-
-
 def parts_of(data: Data) -> list[str]:
     return [part for part in PARTS if data.corpus != "files" or part != "test" or data.test_source]
 
 
-def text_of(part: str, config: Config, dropped: Counter[str]) -> Iterable[Pair]:
-    """Clean text of one part. Only training pairs are ever dropped."""
+def corpora(part: str, config: Config) -> Iterator[tuple[str, Iterator[RawPair]]]:
+    """The input side: the name of every corpus of a part, and its pairs, raw and in order."""
     data = config.data
-    if data.corpus != "files":
+    if data.corpus == "files":
+        source, target = (Path(getattr(data, f"{part}_{side}")) for side in SIDES)
+        yield f"{source} / {target}", raw_pairs(source, target)
+    else:
         generate = grammar_pairs if data.corpus == "grammar" else reversal_pairs
-        return generate(getattr(data, f"{part}_pairs"), config.run.seed, part=part)
-    source, target = (Path(getattr(data, f"{part}_{side}")) for side in SIDES)
-    if part != "train":
-        return clean.checked(raw_pairs(source, target), f"{source} / {target}")
-    filters = [clean.empty, clean.control_characters, clean.long_line, clean.length_ratio(data.max_ratio)]
-    return clean.cleaned(raw_pairs(source, target), filters, dropped)
+        pairs = generate(getattr(data, f"{part}_pairs"), config.run.seed, part=part)
+        yield data.corpus, ((source.encode(), target.encode()) for source, target in pairs)
 
 
-def encode_part(
-    folder: Path, part: str, pairs: Iterator[Pair], vocabulary: Vocabulary, data: Data, dropped: Counter[str]
-) -> dict[str, Any]:
-    size: Size = write_encoded(folder, part, pairs, vocabulary, data.max_tokens if part == "train" else None)
-    if not size.pairs:
-        raise DataError(f"no {part} pair is left: all have over data.max_tokens = {data.max_tokens} subwords")
-    drops = dict(sorted((dropped + size.dropped).items())) if part == "train" else {}
+class Preparation:
+    """One folder that is being filled."""
+
+    def __init__(self, folder: Path, config: Config, key: str, crew: Crew, progress: runs.Progress):
+        self.folder = folder
+        self.config = config
+        self.key = key
+        self.crew = crew
+        self.progress = progress
+        for name in (CLEANED, ENCODED):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> dict[str, Any]:
+        try:
+            return self.fill()
+        except OSError as error:
+            raise Unfinished(
+                f"{error.filename or self.folder}: {error.strerror or error}. Make room, or mend what is wrong there, and start "
+                f"again: finished shards are kept in {self.folder} and are not done twice"
+            ) from None
+        except Unfinished as error:
+            raise Unfinished(f"{error}. Finished shards are kept in {self.folder} and are not done twice") from None
+
+    def fill(self) -> dict[str, Any]:
+        parts = parts_of(self.config.data)
+        held_out = {
+            part: self.checked(part) for part in parts if part != "train"
+        }  # first: training text may not hold it
+        cleaned: Parts = {"train": self.cleaned_train(), **held_out}
+        reasons = duplicates(self.folder, cleaned["train"], self.config)
+        vocabulary = self.vocabulary(cleaned["train"], reasons)
+        encoded: Parts = {part: self.encoded_held_out(part, cleaned[part]) for part in held_out}
+        encoded["train"] = self.encoded_train(cleaned["train"], reasons)
+        manifest: dict[str, Any] = {
+            "format": MANIFEST_FORMAT,
+            "corpus": self.config.data.corpus,
+            "source_lang": self.config.data.source_lang,
+            "target_lang": self.config.data.target_lang,
+            "vocabulary": {
+                "kind": self.config.subwords.kind,
+                "size": len(vocabulary),
+                "digest": vocabulary.digest(),
+            },
+        }
+        for part in parts:
+            self.progress(f"joining {part}", 0, 0, "")
+            join(self.folder, part, encoded[part])
+            manifest[part] = described(self.folder, part, cleaned[part], encoded[part])
+        runs.write_rows(self.folder / SAMPLES_FILE, samples([*cleaned["train"], *encoded["train"]]))
+        digests = [manifest[part]["digest"] for part in parts] + [manifest["vocabulary"]["digest"]]
+        return manifest | {"digest": runs.digest_of(digests)}
+
+    # --- text ------------------------------------------------------------------------------------------------
+
+    def checked(self, part: str) -> list[Shard]:
+        """A validation or test set: taken whole, or refused."""
+        shards: list[Shard] = []
+        for corpus, raw in corpora(part, self.config):
+            for pairs in chunks(clean.checked(raw, corpus), self.config.data.shard_pairs):
+                shard = Shard(shard_name(part, len(shards)), corpus, read_pairs=len(pairs))
+                shards.append(write_cleaned(self.folder, shard, pairs))
+                self.tell(f"reading {part}", shards)
+        return some_left(part, shards)
+
+    def cleaned_train(self) -> list[Shard]:
+        listed = self.folder / CLEANED / "train.json"  # once it is there, the corpus need not be read again
+        if listed.is_file():
+            names = runs.read_json(listed)
+            return [shard for name in names if (shard := finished(self.folder / CLEANED / f"{name}.json"))]
+        shards: list[Shard] = []
+        for shard in self.crew.results(self.cleaning(shards)):
+            shards.append(shard)
+            self.tell("cleaning train", shards)
+        shards.sort(key=lambda shard: shard.name)
+        runs.write_json(listed, [shard.name for shard in shards])
+        return some_left("train", shards)
+
+    def cleaning(self, shards: list[Shard]) -> Iterator[Task]:
+        """What is left to clean; `shards` gets what was cleaned before an interruption."""
+        number = 0
+        for corpus, pairs in corpora("train", self.config):
+            line = 1
+            for raw in chunks(pairs, self.config.data.shard_pairs):
+                name = shard_name("train", number)
+                if shard := finished(self.folder / CLEANED / f"{name}.json"):
+                    shards.append(shard)
+                else:
+                    yield clean_chunk, (self.folder, name, corpus, line, raw, self.config, self.key)
+                number, line = number + 1, line + len(raw)
+
+    # --- ids -------------------------------------------------------------------------------------------------
+
+    def vocabulary(self, shards: list[Shard], reasons: list[Reasons]) -> Vocabulary:
+        path = self.folder / VOCABULARY_FILE
+        if not path.is_file():
+            total = sum(int((of_shard == 0).sum()) for of_shard in reasons)
+            self.progress("learning subwords", 0, 0, "")
+            temporary = runs.temporary_name(path)
+            try:
+                learn(self.distinct(shards, reasons), total, self.config.subwords, temporary)
+            except DataError as error:
+                drops = dict(sum((shard.dropped for shard in shards), Counter()))
+                left = f"{total:,} training pairs were left after cleaning, dropped: {drops or 'none'}"
+                raise DataError(f"{error} ({left})") from None
+            temporary.replace(path)
+        return Vocabulary(path)
+
+    def distinct(self, shards: list[Shard], reasons: list[Reasons]) -> Iterator[Pair]:
+        for shard, of_shard in zip(shards, reasons, strict=True):
+            yield from compress(read_text(self.folder / CLEANED / f"{shard.name}.tsv"), of_shard == 0)
+
+    def encoded_held_out(self, part: str, shards: list[Shard]) -> list[Shard]:
+        self.tell(f"encoding {part}", shards)
+        none = (np.zeros(shard.pairs, np.uint8) for shard in shards)
+        threads = self.crew.size
+        return [
+            encode_shard(self.folder, shard.name, drops, None, threads)
+            for shard, drops in zip(shards, none, strict=True)
+        ]
+
+    def encoded_train(self, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
+        before = [finished(self.folder / ENCODED / f"{shard.name}.json") for shard in cleaned]
+        shards = [shard for shard in before if shard]
+        threads = self.crew.size if len(cleaned) == 1 else 1
+        tasks: list[Task] = [
+            (encode_shard, (self.folder, shard.name, drops, self.config.data.max_tokens, threads))
+            for shard, drops, done in zip(cleaned, reasons, before, strict=True)
+            if not done
+        ]
+        total = sum(shard.pairs for shard in cleaned)
+        for shard in self.crew.results(tasks):
+            shards.append(shard)
+            self.tell("encoding train", shards, total)
+        return some_left("train", sorted(shards, key=lambda shard: shard.name))
+
+    def tell(self, stage: str, shards: list[Shard], total: int = 0) -> None:
+        dropped = sum(shard.dropped.total() for shard in shards)
+        done = sum(shard.read_pairs for shard in shards)
+        self.progress(stage, done, total, f"pairs, {dropped:,} dropped" if dropped else "pairs")
+
+
+# --- accounts ------------------------------------------------------------------------------------------------
+
+
+def some_left(part: str, shards: list[Shard]) -> list[Shard]:
+    if not any(shard.pairs for shard in shards):
+        where = ", ".join(sorted({shard.corpus for shard in shards})) or "the corpus is empty"
+        drops = dict(sum((shard.dropped for shard in shards), Counter())) or "nothing"
+        raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops})")
+    return shards
+
+
+def described(folder: Path, part: str, cleaned: list[Shard], encoded: list[Shard]) -> dict[str, Any]:
+    """Every pair that was read is among the pairs or among the drops; so it is for every corpus."""
+    names = list(dict.fromkeys(shard.corpus for shard in cleaned))
     files = [f"{part}.{side}.{kind}" for side in SIDES for kind in ("ids", "ends.npy")]
+    sizes = [shard.sizes for shard in encoded]
     return {
-        **{key: value for key, value in vars(size).items() if key != "dropped"},
-        "read_pairs": size.pairs + sum(drops.values()),
-        "dropped": drops,
+        **counted(cleaned, encoded),
+        **{key: sum(size[key] for size in sizes) for key in sizes[0] if key != "longest"},
+        "longest": max(size["longest"] for size in sizes),
+        "repaired": dict(sum((shard.repaired for shard in cleaned), Counter())),
+        "corpora": {
+            name: counted(*([shard for shard in stage if shard.corpus == name] for stage in (cleaned, encoded)))
+            for name in names
+        },
         "digest": runs.digest_of([runs.digest(folder / name) for name in files]),
     }
 
 
-def watched(items: Iterable[Item], stage: str, progress: runs.Progress, total: int = 0) -> Iterator[Item]:
-    """The same items, with a sign of life every few thousand."""
-    count = 0
-    for item in items:
-        yield item
-        count += 1
-        if count % TICK == 0:
-            progress(stage, count, total, "pairs")
-    progress(stage, count, count, "pairs")
+def counted(cleaned: list[Shard], encoded: list[Shard]) -> dict[str, Any]:
+    return {
+        "pairs": sum(shard.pairs for shard in encoded),
+        "read_pairs": sum(shard.read_pairs for shard in cleaned),
+        "dropped": dict(sorted(sum((shard.dropped for shard in [*cleaned, *encoded]), Counter()).items())),
+    }
+
+
+def samples(shards: list[Shard]) -> list[runs.Row]:
+    """A few pairs of every reason and corpus, for a look at what a filter does."""
+    seen: Counter[tuple[str, str]] = Counter()
+    rows = []
+    for row in (row for shard in shards for row in shard.samples):
+        kind = row["corpus"], row["reason"]
+        seen[kind] += 1
+        if seen[kind] <= SAMPLES:
+            rows.append(row)
+    return sorted(rows, key=lambda row: (row["corpus"], row["reason"], row["line"]))
