@@ -135,6 +135,24 @@ def test_interrupted_from_the_keyboard(corpus):
     assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"], again.stderr
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted_while_subwords_are_learnt(corpus, monkeypatch, workers):
+    """SentencePiece makes a RuntimeError of an interruption; it must not count as a mistake of the user."""
+    config = config_for(corpus, SHARDS)
+
+    def press(stage, *_):
+        if stage == "learning subwords" and workers == 1:
+            monkeypatch.setattr("dragoman.data.prepare.read_text", lambda _: os.kill(os.getpid(), signal.SIGINT) or [])
+        elif stage == "learning subwords":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, "test", workers=workers, progress=press)
+    monkeypatch.undo()
+    assert len(list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.tsv"))) == 8
+    assert prepare(config, "test", workers=workers).manifest == expected(corpus)
+
+
 def wait_for(path, seconds=60.0):
     until = time.monotonic() + seconds
     while not path.exists():

@@ -9,16 +9,16 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dragoman import runs
-from dragoman.config.schema import Config, Data
+from dragoman.config.schema import Config, Data, Subwords
 from dragoman.data import clean
-from dragoman.data.corpus import Pair, RawPair, raw_pairs
+from dragoman.data.corpus import RawPair, raw_pairs
 from dragoman.data.encode import ENCODED, MANIFEST_FORMAT, SIDES, PreparedData, encode_shard, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.shards import (
@@ -214,21 +214,18 @@ class Preparation:
     def vocabulary(self, shards: list[Shard], reasons: list[Reasons]) -> Vocabulary:
         path = self.folder / VOCABULARY_FILE
         if not path.is_file():
-            total = sum(int((of_shard == 0).sum()) for of_shard in reasons)
             self.progress("learning subwords", 0, 0, "")
-            temporary = runs.temporary_name(path)
+            texts = [self.folder / CLEANED / f"{shard.name}.tsv" for shard in shards]
             try:
-                learn(self.distinct(shards, reasons), total, self.config.subwords, temporary)
+                if len(shards) == 1:
+                    learn_from(texts, reasons, self.config.subwords, path)
+                else:
+                    self.crew.apply(learn_from, texts, reasons, self.config.subwords, path)
             except DataError as error:
                 drops = dict(sum((shard.dropped for shard in shards), Counter()))
-                left = f"{total:,} training pairs were left after cleaning, dropped: {drops or 'none'}"
-                raise DataError(f"{error} ({left})") from None
-            temporary.replace(path)
+                left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
+                raise DataError(f"{error} ({left}, dropped: {drops or 'none'})") from None
         return Vocabulary(path)
-
-    def distinct(self, shards: list[Shard], reasons: list[Reasons]) -> Iterator[Pair]:
-        for shard, of_shard in zip(shards, reasons, strict=True):
-            yield from compress(read_text(self.folder / CLEANED / f"{shard.name}.tsv"), of_shard == 0)
 
     def encoded_held_out(self, part: str, shards: list[Shard]) -> list[Shard]:
         self.tell(f"encoding {part}", shards)
@@ -258,6 +255,15 @@ class Preparation:
         dropped = sum(shard.dropped.total() for shard in shards)
         done = sum(shard.read_pairs for shard in shards)
         self.progress(stage, done, total, f"pairs, {dropped:,} dropped" if dropped else "pairs")
+
+
+def learn_from(texts: list[Path], reasons: list[Reasons], section: Subwords, path: Path) -> None:
+    """Learn the vocabulary from shards, without duplicates."""
+    total = sum(int((of_shard == 0).sum()) for of_shard in reasons)
+    pairs = (compress(read_text(text), of_shard == 0) for text, of_shard in zip(texts, reasons, strict=True))
+    temporary = runs.temporary_name(path)
+    learn(chain.from_iterable(pairs), total, section, temporary)
+    temporary.replace(path)
 
 
 # --- accounts ------------------------------------------------------------------------------------------------

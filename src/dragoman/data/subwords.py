@@ -70,6 +70,8 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
             use_all_vocab=section.kind in ("word", "char"),
         )
     except RuntimeError as error:
+        if "KeyboardInterrupt" in str(error):  # it came while SentencePiece asked for the next sentence
+            raise KeyboardInterrupt from None
         largest = re.search(r"value <= (\d+)", str(error))
         reason = f"this text has at most {int(largest[1]):,} pieces" if largest else str(error).strip().splitlines()[-1]
         raise DataError(

@@ -95,6 +95,15 @@ class Crew:
         else:
             yield from self.shared(stream)
 
+    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """One long task, in a worker where there may be any: Ctrl-C is heard at once, and its memory is not ours."""
+        if self.size == 1:
+            return function(*arguments)
+        worker = self.idle({})
+        assert worker is not None
+        worker.begin((function, arguments))
+        return worker.result()
+
     def shared(self, stream: Iterator[Task]) -> Iterator[Any]:
         busy: dict[Connection, Worker] = {}
         ready = next(stream, None)  # read while the workers work
