@@ -57,7 +57,7 @@ def test_the_number_of_processes_does_not_matter(corpus, workers):
 
 @pytest.mark.parametrize(
     ("stage", "call"),
-    [("reading valid", 1), ("cleaning train", 3), ("learning subwords", 1), ("encoding train", 3), ("joining train", 1), ("renaming", 0)],
+    [("reading valid", 1), ("cleaning train", 4), ("learning subwords", 1), ("encoding train", 4), ("joining train", 1), ("renaming", 0)],
 )  # fmt: skip
 def test_killed_and_started_again_gives_the_same_data(corpus, stage, call):
     config = config_for(corpus, SHARDS)
@@ -93,7 +93,7 @@ def test_finished_shards_are_not_done_again(corpus, monkeypatch):
         module = "dragoman.data.prepare"
         function = getattr(sys.modules[module], name)
         monkeypatch.setattr(f"{module}.{name}", lambda *rest, f=function, n=name: done.append((n, rest[1])) or f(*rest))
-    for stage, calls in (("cleaning train", 3), ("learning subwords", 1), ("encoding train", 5)):
+    for stage, calls in (("cleaning train", 4), ("learning subwords", 1), ("encoding train", 6)):
         with pytest.raises(Stop):
             prepare(config, "test", workers=1, progress=stop_at(stage, calls))
     prepare(config, "test", workers=1)

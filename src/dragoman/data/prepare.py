@@ -189,6 +189,7 @@ class Preparation:
             names = runs.read_json(listed)
             return [shard for name in names if (shard := finished(self.folder / CLEANED / f"{name}.json"))]
         shards: list[Shard] = []
+        self.tell("cleaning train", shards)
         for shard in self.crew.results(self.cleaning(shards)):
             shards.append(shard)
             self.tell("cleaning train", shards)
@@ -246,6 +247,7 @@ class Preparation:
             if not done
         ]
         total = sum(shard.pairs for shard in cleaned)
+        self.tell("encoding train", shards, total)
         for shard in self.crew.results(tasks):
             shards.append(shard)
             self.tell("encoding train", shards, total)
