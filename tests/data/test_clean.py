@@ -81,6 +81,9 @@ def test_a_side_of_the_validation_set_is_no_training_text():
     assert reason(("x", "GUTEN MORGEN: Anna."), held_out) == "in validation or test set"
     assert reason(("Guten Morgen, Anna!", "Good morning, Anna!"), held_out) is None
     assert reason(("Good morning, Anna!", "x"), held_out, overlap=False) is None
+    assert reason(("..." * 12 + "good morning, Anna", "x"), held_out) == "in validation or test set"
+    assert reason(("Good morning, Annabel!", "Guten Morgen"), held_out) is None
+    assert reason(("Good", "Guten"), held_out) is None
 
 
 def test_wrong_language():

@@ -31,6 +31,7 @@ LONGEST_LINE = 5_000  # characters; no sentence is longer, and subwords of such 
 RATIO_FROM_WORDS = 10  # short pairs differ by chance
 RATIO_FROM_CHARACTERS = 60
 COPY_FROM_WORDS = 4  # names, titles and numbers are the same in both languages
+BEGINNING = 16  # letters of a sentence that tell it from nearly all others
 LANGUAGE_FROM_CHARACTERS = 40  # below that every identifier guesses
 UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "bo", "yue"}  # written without spaces: words cannot be counted
 
@@ -58,6 +59,8 @@ def empty(pair: Pair) -> str | None:
 
 
 def control_characters(pair: Pair) -> str | None:
+    if pair[0].isprintable() and pair[1].isprintable():  # nearly always, and fast
+        return None
     return "control characters" if CONTROL.search(pair[0]) or CONTROL.search(pair[1]) else None
 
 
@@ -123,27 +126,30 @@ def wrong_language(languages: tuple[str, str]) -> Filter:
 
 def held_out_before(held_out: Iterable[Pair]) -> Filter:
     """A training pair with a side that is a validation or test sentence would make the scores a lie."""
-    sources: set[str] = set()
-    targets: set[str] = set()
-    for source, target in held_out:
-        sources.add(unpunctuated(source))
-        targets.add(unpunctuated(target))
+    sides = tuple(zip(*held_out, strict=True)) or ((), ())
+    is_source, is_target = map(one_of, sides)
+    return lambda pair: "in validation or test set" if is_source(pair[0]) or is_target(pair[1]) else None
 
-    def leaked(pair: Pair) -> str | None:
-        known = unpunctuated(pair[0]) in sources or unpunctuated(pair[1]) in targets
-        return "in validation or test set" if known else None
 
-    return leaked
+def one_of(texts: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a text is one of these, but for case and punctuation. Most are known to be none by their first letters."""
+    known = {unpunctuated(text) for text in texts}
+    beginnings = {text[:length] for text in known for length in range(BEGINNING + 1)}
+
+    def is_known(text: str) -> bool:
+        return unpunctuated(text[: 2 * BEGINNING])[:BEGINNING] in beginnings and unpunctuated(text) in known
+
+    return is_known
 
 
 def unpunctuated(text: str) -> str:
-    """Letters and digits, lowercased. A text without any stands for itself."""
-    return NOT_WORDS.sub("", text.lower()) or text
+    """Letters and digits, without case."""
+    return NOT_WORDS.sub("", text.casefold())
 
 
 def letters(text: str) -> str:
-    """Letters alone, lowercased. A text without any stands for itself."""
-    return NOT_LETTERS.sub("", text.lower()) or text
+    """Letters alone, without case. A text without any stands for itself."""
+    return NOT_LETTERS.sub("", text.casefold()) or text
 
 
 @cache
@@ -209,11 +215,9 @@ def repaired_encoding(text: str) -> str:
 
 def without_html(text: str) -> str:
     """Entities as the characters that they stand for, tags gone."""
-    if "&" in text and ENTITY.search(text):
-        text = html.unescape(text)
-    if "<" in text and TAG.search(text):
-        text = TAG.sub(" ", text)
-    return " ".join(text.split())
+    mended = html.unescape(text) if "&" in text and ENTITY.search(text) else text
+    mended = TAG.sub(" ", mended) if "<" in mended else mended
+    return text if mended is text else " ".join(mended.split())
 
 
 def repairs_of(clean: Clean) -> dict[str, Repair]:
