@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=500_000)
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--sample", type=int, default=400_000, help="pairs to learn subwords from")
+    parser.add_argument("--sample", type=int, default=2_000_000, help="pairs to learn subwords from")
     parser.add_argument("--keep", help="where to leave text and data")
     return parser.parse_args()
 

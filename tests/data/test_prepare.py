@@ -4,10 +4,13 @@ import gzip
 import lzma
 
 import pytest
+import sentencepiece
 from support import SENTENCES, config_for, sentences, tiny_config, write_corpus
 
 from dragoman.cli.stages import prepare
+from dragoman.config.schema import Subwords
 from dragoman.data.encode import PreparedData
+from dragoman.data.subwords import learn, sides
 from dragoman.errors import DataError
 
 
@@ -121,3 +124,13 @@ def test_text_and_ids_agree(prepared):
     assert len(data) == len(text) == 40
     ids = [data.target.sentence(index).tolist() for index in range(len(data))]
     assert prepared.vocabulary.decode(ids) == [target for _, target in text]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
+def test_counted_words_teach_the_same_pieces_as_sentences(tmp_path, monkeypatch, kind):
+    section = Subwords(kind=kind, vocab_size=60 if kind == "bpe" else 30)
+    counted = learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "counted.model")
+    train = sentencepiece.SentencePieceTrainer.train
+    whole = {"sentence_iterator": sides(SENTENCES), "input_format": "text"}
+    monkeypatch.setattr("sentencepiece.SentencePieceTrainer.train", lambda **options: train(**options | whole))
+    assert learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "whole.model").digest() == counted.digest()

@@ -111,7 +111,7 @@ class Subwords(Section):
     """SentencePiece's algorithm."""
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 1.0
     """Share of all characters that get a piece of their own; lower it for large scripts such as Chinese."""
-    sample_pairs: Positive = 1_000_000
+    sample_pairs: Positive = 2_000_000
     """At most this many training pairs, drawn evenly from the corpus, are read to learn the vocabulary."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import sentencepiece
@@ -51,11 +52,14 @@ class Vocabulary:
 
 def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
     """Learn a vocabulary from an even sample of the corpus."""
-    every = -(-total // section.sample_pairs)
+    every = max(1, -(-total // section.sample_pairs))
+    sample = sides(islice(pairs, 0, None, every))
+    counted = section.kind != "unigram"  # the others learn the same from words with their counts, in less memory
     model = io.BytesIO()  # given a file name, SentencePiece would write that name into the model
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sides(islice(pairs, 0, None, max(1, every))),
+            sentence_iterator=words_with_counts(sample) if counted else sample,
+            input_format="tsv" if counted else "text",
             model_writer=model,
             vocab_size=section.vocab_size,
             model_type=section.kind,
@@ -79,6 +83,11 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
         ) from None
     path.write_bytes(model.getvalue())
     return Vocabulary(path)
+
+
+def words_with_counts(texts: Iterable[str]) -> Iterator[str]:
+    counts = Counter(chain.from_iterable(text.split() for text in texts))
+    return (f"{word}\t{count}" for word, count in counts.items())
 
 
 def sides(pairs: Iterable[Pair]) -> Iterator[str]:
