@@ -150,6 +150,8 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     try:
         with temporary.open("wb") as stream:
             yield stream
+            stream.flush()
+            sync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -161,8 +163,6 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as stream:
         stream.write(text.encode())
-        stream.flush()
-        sync(stream.fileno())
 
 
 def temporary_name(path: Path) -> Path:

@@ -144,13 +144,11 @@ class Preparation:
 
     def fill(self) -> dict[str, Any]:
         parts = parts_of(self.config.data)
-        held_out = {
-            part: self.checked(part) for part in parts if part != "train"
-        }  # first: training text may not hold it
-        cleaned: Parts = {"train": self.cleaned_train(), **held_out}
+        cleaned: Parts = {part: self.checked(part) for part in parts if part != "train"}
+        cleaned["train"] = self.cleaned_train()  # last, because it may hold no sentence of the others
         reasons = duplicates(self.folder, cleaned["train"], self.config)
         vocabulary = self.vocabulary(cleaned["train"], reasons)
-        encoded: Parts = {part: self.encoded_held_out(part, cleaned[part]) for part in held_out}
+        encoded: Parts = {part: self.encoded_held_out(part, cleaned[part]) for part in parts if part != "train"}
         encoded["train"] = self.encoded_train(cleaned["train"], reasons)
         manifest: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
@@ -230,12 +228,8 @@ class Preparation:
 
     def encoded_held_out(self, part: str, shards: list[Shard]) -> list[Shard]:
         self.tell(f"encoding {part}", shards)
-        none = (np.zeros(shard.pairs, np.uint8) for shard in shards)
-        threads = self.crew.size
-        return [
-            encode_shard(self.folder, shard.name, drops, None, threads)
-            for shard, drops in zip(shards, none, strict=True)
-        ]
+        none = {shard.name: np.zeros(shard.pairs, np.uint8) for shard in shards}
+        return [encode_shard(self.folder, name, reasons, None, self.crew.size) for name, reasons in none.items()]
 
     def encoded_train(self, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [finished(self.folder / ENCODED / f"{shard.name}.json") for shard in cleaned]
