@@ -159,3 +159,23 @@ def test_sums_agree_for_every_corpus_and_text_agrees_with_ids(tmp_path):
         ("empty side", 301),
         ("over 63 subwords", 302),
     ]
+
+
+def test_every_corpus_has_its_own_account_and_duplicates_are_found_across_them(tmp_path, monkeypatch):
+    config = config_for(write_corpus(tmp_path), "data.shard_pairs=64")
+    one = [(source.encode(), target.encode()) for source, target in [*SENTENCES[:150], ("", "x")]]
+    other = [(source.encode(), target.encode()) for source, target in [*SENTENCES[100:], *SENTENCES[290:]]]
+    original = sys.modules["dragoman.data.prepare"].corpora
+
+    def corpora(part, config):
+        return iter([("one", iter(one)), ("other", iter(other))]) if part == "train" else original(part, config)
+
+    monkeypatch.setattr("dragoman.data.prepare.corpora", corpora)
+    data = prepare(config, workers=2)
+    assert data.manifest["train"]["corpora"] == {
+        "one": {"pairs": 150, "read_pairs": 151, "dropped": {"empty side": 1}},
+        "other": {"pairs": 150, "read_pairs": 210, "dropped": {"duplicate": 60}},
+    }
+    assert data.text("train") == SENTENCES
+    rows = runs.read_rows(data.folder / "samples.jsonl")
+    assert [(row["corpus"], row["line"]) for row in rows] == [("one", 151), *(("other", line) for line in range(1, 6))]
