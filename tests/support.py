@@ -1,4 +1,4 @@
-"""A tiny configuration, and the real command line in a process of its own."""
+"""A tiny configuration, a small corpus in files, and the real command line in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from dragoman.config import Config, load_config
 from dragoman.config.load import toml_value
+
+Pairs = list[tuple[Any, Any]]  # text, or bytes that are none
 
 
 def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
@@ -35,6 +37,28 @@ def tiny_config(data: Path, run: Path, *overrides: str) -> Config:
         "monitor.interval_seconds=0.1",
     ]
     return load_config("tiny", [*small, *overrides])
+
+
+def sentences(*numbers: int) -> Pairs:
+    return [(f"Sentence number {n} about a house.", f"Satz Nummer {n} über ein Haus.") for n in numbers]
+
+
+SENTENCES = sentences(*range(300))
+VALID = sentences(*range(300, 310))
+
+
+def write_corpus(folder: Path, train: Pairs = SENTENCES, valid: Pairs = VALID) -> Path:
+    for part, pairs in (("train", train), ("valid", valid)):
+        for side, suffix in ((0, "en"), (1, "de")):
+            lines = [line if isinstance(line, bytes) else line.encode() for line in (pair[side] for pair in pairs)]
+            (folder / f"{part}.{suffix}").write_bytes(b"".join(line + b"\n" for line in lines))
+    return folder
+
+
+def config_for(folder: Path, *overrides: str, out: str = "out") -> Config:
+    sides = (("source", "en"), ("target", "de"))
+    files = [f"data.{part}_{side}={folder}/{part}.{suffix}" for part in ("train", "valid") for side, suffix in sides]
+    return tiny_config(folder / out, folder / "run", "data.corpus=files", "subwords.vocab_size=120", *files, *overrides)
 
 
 def as_overrides(config: Config) -> list[str]:

@@ -6,6 +6,7 @@ DragomanError
 |-- RunError           run folders, checkpoints, model folders
 |-- TrainingError      a run that cannot go on (diverged, ranks disagree)
 |   '-- DriftError     ranks hold different weights; starting again helps
+|-- Unfinished         work that was stopped from outside (full disk, no memory); what it finished is kept
 '-- MissingExtra       an optional part that is not installed
 
 Our own mistakes are assertions and keep their traceback.
@@ -50,6 +51,10 @@ class DriftError(TrainingError):
     """Ranks that should hold the same weights do not. Starting again from a checkpoint helps: no mistake of the user."""
 
     exit_code = 1
+
+
+class Unfinished(DragomanError):
+    pass
 
 
 class MissingExtra(DragomanError):

@@ -11,6 +11,7 @@ runs/<name>/
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -21,9 +22,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from dragoman.errors import RunError
+from dragoman.errors import DragomanError, RunError, Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ Row = dict[str, Any]
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
+KEY = ".key"  # of a folder that is being filled
 LOWER_IS_BETTER = {"loss"}
 
 
@@ -156,17 +158,31 @@ def score_of(checkpoint: Path, metric: str) -> float | None:
 # --- atomic writes -----------------------------------------------------------------------------------------
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write under a temporary name, sync, rename: a reader sees the old file or the new one, never a torso."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written under a temporary name and renamed at the end: a reader sees the old file or the new one,
+    never a torso. An error names the file that it was about."""
+    temporary = temporary_name(path)
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
             sync(stream.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as stream:
+        stream.write(text.encode())
+
+
+def temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -189,27 +205,86 @@ def vacant(path: Path) -> bool:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole.
-    A folder that was there goes out of the way for a moment and is removed last."""
-    path = path.resolve()  # a link is followed, not replaced
-    if path.is_mount():
-        raise RunError(f"{path}: is a mount point and cannot be replaced by a new folder; name a folder inside it")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole."""
+    path = replaceable(path)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     temporary.mkdir()
     try:
         yield temporary
-        for file in temporary.iterdir():
-            if file.is_file():
-                sync_path(file)
-        sync_path(temporary)
-        old = path.rename(temporary.with_suffix(".old")) if path.exists() else None
-        temporary.rename(path)
-        sync_path(path.parent)
-        if old:
-            shutil.rmtree(old, ignore_errors=True)
+        settle(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def kept_folder(path: Path, key: str) -> Iterator[Path]:
+    """Like new_folder, under the one name `<path>.partial`, and what is in it outlives an interruption: the next call with
+    the same key finds it again. What another key left there is removed, and so is everything after a user's mistake."""
+    path = replaceable(path)
+    partial = path.with_name(f"{path.name}.partial")
+    with locked(partial):
+        claim(partial, key)
+        try:
+            yield partial
+        except Unfinished:
+            raise
+        except DragomanError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        settle(partial, path)
+        (path / KEY).unlink()
+
+
+def claim(folder: Path, key: str) -> None:
+    entries = list(folder.iterdir())
+    if entries and not any(KEY in entry.name for entry in entries):
+        raise RunError(f"{folder}: is in the way and was not made here; move it, or choose another folder")
+    same = (folder / KEY).is_file() and (folder / KEY).read_text(encoding="utf-8") == key
+    for entry in entries:
+        if entry.name == KEY or (same and not entry.name.startswith(".")):  # torsos start with a dot
+            continue
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    if not same:
+        write_text(folder / KEY, key)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and have it for oneself; the lock ends with the process, however it ends."""
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(f"{folder}: another process is at work there; wait until it has finished") from None
+    except OSError:
+        pass  # a network disk without locks
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def replaceable(path: Path) -> Path:
+    path = path.resolve()  # a link is followed, not replaced
+    if path.is_mount():
+        raise RunError(f"{path}: is a mount point and cannot be replaced by a new folder; name a folder inside it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Give a whole folder its own name. What had the name goes out of the way for a moment and is removed last."""
+    for file in temporary.iterdir():
+        if file.is_file():
+            sync_path(file)
+    sync_path(temporary)
+    old = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.old")) if path.exists() else None
+    temporary.rename(path)
+    sync_path(path.parent)
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(descriptor: int) -> None:

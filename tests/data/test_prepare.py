@@ -4,27 +4,14 @@ import gzip
 import lzma
 
 import pytest
-from support import tiny_config
+import sentencepiece
+from support import SENTENCES, config_for, sentences, tiny_config, write_corpus
 
 from dragoman.cli.stages import prepare
+from dragoman.config.schema import Subwords
 from dragoman.data.encode import PreparedData
+from dragoman.data.subwords import learn, sides
 from dragoman.errors import DataError
-
-SENTENCES = [(f"Sentence number {n} about a house.", f"Satz Nummer {n} über ein Haus.") for n in range(300)]
-
-
-def write_corpus(folder, train=SENTENCES, valid=SENTENCES[:10]):
-    for part, pairs in (("train", train), ("valid", valid)):
-        for side, suffix in ((0, "en"), (1, "de")):
-            lines = [line if isinstance(line, bytes) else line.encode() for line in (pair[side] for pair in pairs)]
-            (folder / f"{part}.{suffix}").write_bytes(b"".join(line + b"\n" for line in lines))
-    return folder
-
-
-def config_for(folder, *overrides, out="out"):
-    sides = (("source", "en"), ("target", "de"))
-    files = [f"data.{part}_{side}={folder}/{part}.{suffix}" for part in ("train", "valid") for side, suffix in sides]
-    return tiny_config(folder / out, folder / "run", "data.corpus=files", "subwords.vocab_size=120", *files, *overrides)
 
 
 def test_every_drop_has_a_reason_and_the_sums_agree(tmp_path):
@@ -43,7 +30,7 @@ def test_every_drop_has_a_reason_and_the_sums_agree(tmp_path):
         "not UTF-8": 1,
         "over 63 subwords": 1,
         "over 5,000 characters": 1,
-        "length ratio over 4": 1,
+        "word ratio over 4": 1,
         "control characters": 1,
     }
     assert manifest["pairs"] == len(SENTENCES)
@@ -63,7 +50,7 @@ def test_unequal_sides_are_refused_with_both_counts_and_nothing_is_written(tmp_p
 
 @pytest.mark.parametrize(("line", "reason"), [(b"caf\xe9", "not UTF-8"), (b"", "empty side")])
 def test_validation_sets_are_taken_whole_or_refused(tmp_path, line, reason):
-    folder = write_corpus(tmp_path, valid=[*SENTENCES[:4], (line, "Satz")])
+    folder = write_corpus(tmp_path, valid=[*sentences(1, 2, 3, 4), (line, "Satz")])
     with pytest.raises(DataError, match=f"line 5: {reason}"):
         prepare(config_for(folder))
     assert not (folder / "out").exists()
@@ -155,3 +142,13 @@ def test_text_and_ids_agree(prepared):
     assert len(data) == len(text) == 40
     ids = [data.target.sentence(index).tolist() for index in range(len(data))]
     assert prepared.vocabulary.decode(ids) == [target for _, target in text]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
+def test_counted_words_teach_the_same_pieces_as_sentences(tmp_path, monkeypatch, kind):
+    section = Subwords(kind=kind, vocab_size=60 if kind == "bpe" else 30)
+    counted = learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "counted.model")
+    train = sentencepiece.SentencePieceTrainer.train
+    whole = {"sentence_iterator": sides(SENTENCES), "input_format": "text"}
+    monkeypatch.setattr("sentencepiece.SentencePieceTrainer.train", lambda **options: train(**options | whole))
+    assert learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "whole.model").digest() == counted.digest()

@@ -176,6 +176,7 @@ def test_what_was_got_can_be_prepared(origin, tmp_path):
     place = public.get(corpus, tmp_path / "corpora")
     (tmp_path / "run.toml").write_text(
         f'preset = "tiny"\n{public.data_keys(corpus, place)}\nfolder = "{tmp_path}/data"\n[subwords]\nvocab_size = 60\n'
+        "[clean]\noverlap = false\n"
     )
     data = prepare(load_config(str(tmp_path / "run.toml"), for_prepare=True), "0")
     assert data.manifest["train"]["pairs"] == 200

@@ -57,13 +57,21 @@ def prepare(
     run_file: RunFile,
     overrides: Overrides = None,
     force: Annotated[bool, typer.Option(help="Replace data that was prepared with other settings.")] = False,
+    workers: Annotated[
+        Optional[int], typer.Option(min=1, help="Processes that clean and encode.", show_default="one per core")
+    ] = None,
 ) -> None:
-    """Clean the corpus, learn the vocabulary, and turn text into ids."""
+    """Clean the corpus, learn the vocabulary, and turn text into ids. Interrupted, it goes on where it was."""
     config = load_config(run_file, overrides, for_prepare=True)
-    from dragoman.cli import progress, stages, tell
+    from dragoman.cli import progress, tell
+    from dragoman.data.prepare import prepare as prepare_data  # without the other stages, which import torch
 
-    with progress.shown() as shown:
-        data = stages.prepare(config, force=force, progress=shown)
+    try:
+        with progress.shown() as shown:
+            data = prepare_data(config, __version__, force=force, workers=workers, progress=shown)
+    except KeyboardInterrupt:
+        print("interrupted; finished shards are kept, the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
     tell.prepared(data.folder, data.manifest)
 
 

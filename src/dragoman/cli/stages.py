@@ -20,9 +20,11 @@ from dragoman.training.trainer import Trainer
 __all__ = ["check_ready", "evaluate", "prepare", "train"]
 
 
-def prepare(config: Config, *, force: bool = False, progress: runs.Progress = runs.silent) -> PreparedData:
-    """Text of the configuration's [data] -> prepared folder."""
-    return prepare_data(config, __version__, force=force, progress=progress)
+def prepare(
+    config: Config, *, force: bool = False, workers: int | None = None, progress: runs.Progress = runs.silent
+) -> PreparedData:
+    """Text of the configuration's [data] -> prepared folder, with one process a core unless `workers` says otherwise."""
+    return prepare_data(config, __version__, force=force, workers=workers, progress=progress)
 
 
 def check_ready(config: Config, *, resume: bool) -> None:

@@ -13,6 +13,8 @@ def prepared(folder: Path, manifest: dict[str, Any]) -> None:
     for part in ("train", "valid", "test"):
         if part in manifest:
             print(f"  {part:5s} {part_line(manifest[part])}")
+    if manifest["train"]["dropped"]:
+        print(f"  a few of the dropped pairs: {folder / 'samples.jsonl'}")
 
 
 def part_line(part: dict[str, Any]) -> str:

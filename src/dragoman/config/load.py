@@ -200,7 +200,8 @@ def type_name(field: FieldInfo) -> str:
         return "one of " + ", ".join(json.dumps(choice) for choice in choices)
     limits = [f"{name} {bound}" for rule in field.metadata for name, bound in limits_of(rule)]
     plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-    name = plain.get(annotation, "list of numbers") if isinstance(annotation, type) else "list of numbers"
+    many = "list of texts" if "[str" in str(annotation) else "list of numbers"
+    name = plain.get(annotation, many) if isinstance(annotation, type) else many
     return ", ".join([name, *limits])
 
 

@@ -82,16 +82,52 @@ class Data(Section):
     """Test pairs to generate; none of them occurs in training or validation."""
     max_tokens: Positive = 100
     """Training pairs with more subwords than this on either side are dropped and counted, never cut."""
-    max_ratio: Annotated[float, Field(ge=1.0)] = 4.0
-    """Training pairs of 10 words or more whose sides differ in words by more than this factor are dropped and counted."""
     shard_pairs: Positive = 100_000
-    """Pairs per shard of cleaned text."""
+    """Training pairs that are read, cleaned and encoded together, by one process, into one shard."""
     tokenized: bool = False
     """The text is cut into pieces of subwords.model already, with spaces between them; pieces are looked up only."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Shares of several corpora are proportional to (pairs * weight)^(1/temperature): 1 leaves them as they are, more flattens."""
     corpora: Annotated[tuple[Corpus, ...], Field(strict=False)] = ()
     """Several training corpora instead of train_source and train_target, each a table [[data.corpora]] with these keys:"""
+
+
+Mending = Literal["repair", "drop", "keep"]
+
+
+class Clean(Section):
+    """Which training pairs are dropped or repaired. Every drop is counted by its reason; generated corpora are not cleaned."""
+
+    control_characters: bool = True
+    """Drop pairs with control characters."""
+    encoding: Mending = "repair"
+    """Text that went through a wrong encoding ("MÃ¼nchen"): repair it, drop the pair, or keep it as it is. What cannot be
+    repaired (the replacement character) is dropped, unless kept."""
+    html: Mending = "repair"
+    """HTML tags and entities: take tags out and resolve entities, drop the pair, or keep it as it is."""
+    max_characters: Count = 5_000
+    """Drop pairs with more characters on a side; 0: any length."""
+    max_words: Count = 250
+    """Drop pairs with more words on a side; 0: any number."""
+    max_word_ratio: NonNegative = 4.0
+    """Drop pairs of 10 words or more whose sides differ in words by more than this factor; 0: never. Languages that are
+    written without spaces are not counted in words."""
+    max_character_ratio: NonNegative = 6.0
+    """Drop pairs of 60 characters or more whose sides differ in characters by more than this factor; 0: never."""
+    copies: bool = True
+    """Drop pairs of 4 words or more whose sides are the same."""
+    overlap: bool = True
+    """Drop pairs with a side that is a sentence of the validation or test set, but for case and punctuation."""
+    duplicates: bool = True
+    """Drop pairs that occurred before, anywhere in the corpus."""
+    near_duplicates: bool = False
+    """Drop pairs that occurred before, but for case, digits and punctuation."""
+    digits: bool = False
+    """Drop pairs whose sides do not hold the same digits."""
+    language: bool = False
+    """Drop pairs with a side of 40 characters or more that is not in its language (needs the extra langid)."""
+    own: Annotated[tuple[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")], ...], Field(strict=False)] = ()
+    """Filters of your own, "package.module:function": function(source, target) returns the reason to drop, or None."""
 
 
 class Subwords(Section):
@@ -271,6 +307,7 @@ class Config(Section):
 
     run: Run = Run()
     data: Data = Data()
+    clean: Clean = Clean()
     subwords: Subwords = Subwords()
     model: Model = Model()
     train: Train = Train()

@@ -3,31 +3,35 @@
 data/<name>/
   train-00000.tsv ...     cleaned text                  vocabulary.model        SentencePiece
   train.source.ids        all ids end to end            train.source.ends.npy   where each sentence ends
-  manifest.json           counts, drops by reason, digests, settings; written last
+  samples.jsonl           a few of the dropped pairs    manifest.json           counts, drops, digests, settings; last
+  work/encoded/           ids shard by shard, gone when all is whole
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dragoman import runs
+from dragoman.config.schema import Config
 from dragoman.data.corpus import Pair
-from dragoman.data.shards import read_shards
-from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary
+from dragoman.data.shards import CLEANED, DUPLICATES, Reasons, Shard, finished, read_shards
+from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary, cutter_for
 from dragoman.errors import DataError
 from dragoman.runs import MANIFEST, read_json
 
 Ints = npt.NDArray[np.int64]
 
 SIDES = ("source", "target")
-CHUNK_PAIRS = 20_000
+CHUNK_PAIRS = 5_000  # whose ids are Python numbers for a moment
+ENCODED = "work/encoded"
 MANIFEST_FORMAT = 1
 
 
@@ -41,6 +45,9 @@ class Side:
     @property
     def lengths(self) -> Ints:
         return np.diff(self.ends, prepend=0)
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Side:
+        return self if keep.all() else Side(self.ids[np.repeat(keep, self.lengths)], np.cumsum(self.lengths[keep]))
 
     def sentence(self, index: int) -> Ints:
         start = self.ends[index - 1] if index else 0
@@ -58,59 +65,112 @@ class Encoded:
         return len(self.source.ends)
 
 
-@dataclass
-class Size:
-    """What was written of one part, and what was dropped. Bytes are UTF-8 with line ends, tokens include end marks."""
-
-    pairs: int
-    source_bytes: int
-    target_bytes: int
-    source_tokens: int
-    target_tokens: int
-    longest: int
-    unknown_tokens: int
-    dropped: Counter[str]
+# --- writing -----------------------------------------------------------------------------------------------
 
 
-def write_encoded(folder: Path, part: str, pairs: Iterator[Pair], cutter: Cutter, max_tokens: int | None) -> Size:
-    """Write the ids of all pairs, each in all its variants; those with more than `max_tokens` subwords on a side are dropped
-    and counted."""
+def encode_shard(folder: Path, name: str, part: str, reasons: Reasons, config: Config, threads: int) -> Shard:
+    """Turn one cleaned shard into ids, without duplicates and without training pairs of more than data.max_tokens subwords.
+    Its text is written again, so that text and ids agree; where there are variants, those of a pair follow each other."""
+    max_tokens = config.data.max_tokens if part == "train" else None
+    cleaned = finished(folder / CLEANED / f"{name}.json")
+    assert cleaned is not None
+    shard = Shard(name, cleaned.corpus, read_pairs=cleaned.pairs)
+    lines = (folder / CLEANED / f"{name}.tsv").read_bytes().split(b"\n")[:-1]
+    vocabulary = vocabulary_of(folder / VOCABULARY_FILE, runs.digest(folder / VOCABULARY_FILE))
+    fresh = np.flatnonzero(reasons == 0)
+    cutter = cutter_for(part, config, vocabulary)
+    texts = [lines[place] for place in fresh]
+    variants = [encode_lines(texts, cutter, threads, name, variant) for variant in range(cutter.variants)]
+    longest = np.max([side.lengths for sides in variants for side in sides], axis=0)
+    fits = longest - 1 <= (max_tokens or np.inf)
+    reasons = reasons.copy()
+    reasons[fresh[~fits]] = len(DUPLICATES)
+    note_drops(folder, shard, lines, reasons, [*DUPLICATES, f"over {max_tokens} subwords"])
+    kept = [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
+    write_shard(folder, shard, [lines[place] for place in fresh[fits]], kept)
+    return shard
+
+
+@lru_cache(maxsize=1)
+def vocabulary_of(path: Path, digest: str) -> Vocabulary:
+    """Loaded once a process; the digest tells one vocabulary from another at the same place."""
+    return Vocabulary(path)
+
+
+def encode_lines(lines: list[bytes], cutter: Cutter, threads: int, *place: object) -> list[Side]:
+    """Ids of both sides. Bytes go to SentencePiece and ids to numpy in bulk: no Python is run for a token."""
     dtype = id_type(len(cutter.vocabulary))
-    lengths: tuple[list[int], list[int]] = ([], [])
-    text_bytes = [0, 0]
-    unknown = 0
-    dropped: Counter[str] = Counter()
-    with (
-        (folder / f"{part}.source.ids").open("wb") as source_file,
-        (folder / f"{part}.target.ids").open("wb") as target_file,
-    ):
-        for pair, ids in encoded_pairs(pairs, cutter):
-            if max_tokens is not None and max(map(len, ids)) - 1 > max_tokens:
-                dropped[f"over {max_tokens:,} subwords"] += 1
-                continue
-            for side, file in enumerate((source_file, target_file)):
-                file.write(np.asarray(ids[side], dtype=dtype).tobytes())
-                lengths[side].append(len(ids[side]))
-                text_bytes[side] += len(pair[side].encode()) + 1
-                unknown += ids[side].count(UNK)
-    for side, name in enumerate(SIDES):
-        np.save(folder / f"{part}.{name}.ends.npy", np.cumsum(lengths[side], dtype=np.int64))
-    longest = max(map(max, lengths), default=0) if lengths[0] else 0
-    return Size(
-        len(lengths[0]), text_bytes[0], text_bytes[1], sum(lengths[0]), sum(lengths[1]), longest, unknown, dropped
-    )
+    ids = [[np.empty(0, dtype)], [np.empty(0, dtype)]]
+    lengths = [[np.empty(0, np.int64)], [np.empty(0, np.int64)]]
+    for start in range(0, len(lines), CHUNK_PAIRS):
+        pairs = [line.split(b"\t") for line in lines[start : start + CHUNK_PAIRS]]
+        for side in (0, 1):
+            rows = cutter.encode([pair[side] for pair in pairs], threads, *place, side, start)
+            lengths[side].append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            ids[side].append(np.fromiter(chain.from_iterable(rows), dtype, int(lengths[side][-1].sum())))
+    return [Side(np.concatenate(ids[side]), np.cumsum(np.concatenate(lengths[side]))) for side in (0, 1)]
 
 
-def encoded_pairs(pairs: Iterator[Pair], cutter: Cutter) -> Iterator[tuple[Pair, tuple[list[int], list[int]]]]:
-    """Every pair with its ids. Variants of a pair follow each other, so that a corpus stays in one stretch."""
-    for number, chunk in enumerate(iter(lambda: list(islice(pairs, CHUNK_PAIRS)), [])):
-        texts = [[pair[side] for pair in chunk] for side in (0, 1)]
-        variants = [
-            zip(*(cutter.encode(texts[side], variant, number, side) for side in (0, 1)), strict=True)
-            for variant in range(cutter.variants)
-        ]
-        for pair, *cuts in zip(chunk, *variants, strict=True):
-            yield from ((pair, ids) for ids in cuts)
+def together(variants: list[Side]) -> Side:
+    """The variants of the first sentence, then those of the second, and so on."""
+    if len(variants) == 1:
+        return variants[0]
+    lengths = np.stack([side.lengths for side in variants], axis=1).ravel()
+    bases = np.cumsum([0] + [len(side.ids) for side in variants[:-1]])
+    starts = np.stack(
+        [base + side.ends - side.lengths for base, side in zip(bases, variants, strict=True)], axis=1
+    ).ravel()
+    ends = np.cumsum(lengths)
+    place = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
+    return Side(np.concatenate([side.ids for side in variants])[place], ends)
+
+
+def note_drops(folder: Path, shard: Shard, lines: list[bytes], reasons: Reasons, names: list[str]) -> None:
+    dropped = np.flatnonzero(reasons)
+    if not len(dropped):
+        return
+    numbers = np.load(folder / CLEANED / f"{shard.name}.keys.npy", mmap_mode="r")[0]
+    for place in dropped:
+        source, _, target = lines[place].decode().partition("\t")
+        shard.drop(names[reasons[place]], int(numbers[place]), (source, target))
+
+
+def write_shard(folder: Path, shard: Shard, lines: list[bytes], sides: list[Side]) -> None:
+    """Bytes are UTF-8 with line ends, tokens include end marks."""
+    shard.pairs = len(lines)
+    source_bytes = sum(line.index(b"\t") + 1 for line in lines)
+    shard.sizes = {"source_bytes": source_bytes, "target_bytes": sum(map(len, lines)) + len(lines) - source_bytes}
+    shard.sizes |= {"rows": len(sides[0].ends), "unknown_tokens": 0}
+    for name, side in zip(SIDES, sides, strict=True):
+        shard.sizes[f"{name}_tokens"] = len(side.ids)
+        shard.sizes["unknown_tokens"] += int((side.ids == UNK).sum())
+        shard.sizes["longest"] = max(shard.sizes.get("longest", 0), int(side.lengths.max(initial=0)))
+        with runs.whole(folder / ENCODED / f"{shard.name}.{name}.ids") as stream:
+            stream.write(side.ids.data)
+        with runs.whole(folder / ENCODED / f"{shard.name}.{name}.ends") as stream:
+            stream.write(side.ends.data)
+    with runs.whole(folder / f"{shard.name}.tsv") as stream:
+        stream.writelines(line + b"\n" for line in lines)
+    runs.write_json(folder / ENCODED / f"{shard.name}.json", vars(shard))
+
+
+def join(folder: Path, part: str, shards: list[Shard]) -> None:
+    """The ids of all shards, end to end, and where each sentence ends."""
+    for name in SIDES:
+        joined = folder / f"{part}.{name}.ids", folder / f"{part}.{name}.ends.npy"
+        with runs.whole(joined[0]) as ids, runs.whole(joined[1]) as ends:
+            shape = (sum(shard.sizes["rows"] for shard in shards),)
+            np.lib.format.write_array_header_1_0(ends, {"descr": "<i8", "fortran_order": False, "shape": shape})
+            start = 0
+            for shard in shards:
+                place = folder / ENCODED / f"{shard.name}.{name}.ids"
+                with place.open("rb") as stream:
+                    shutil.copyfileobj(stream, ids, 1 << 20)
+                ends.write((np.fromfile(place.with_suffix(".ends"), "<i8") + start).data)
+                start += shard.sizes[f"{name}_tokens"]
+
+
+# --- reading -----------------------------------------------------------------------------------------------
 
 
 def id_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:

@@ -7,11 +7,12 @@ import os
 import re
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import sentencepiece
@@ -51,26 +52,30 @@ class Vocabulary:
         """Of what the vocabulary does; the file also holds settings such as the number of threads that made it."""
         return digest_of([[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))])
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str] | list[bytes], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
-        return [[*ids, EOS] for ids in self.processor.encode(texts, num_threads=os.cpu_count() or 1)]
+        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or os.cpu_count() or 1)
+        return rows
 
-    def sample(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
+    def sample(self, texts: list[str] | list[bytes], dropout: float, seed: int) -> list[list[int]]:
         """As `encode`, but cut at random. The same seed cuts the same way, on any machine and beside any other thread."""
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
-            draw = partial(self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1)
+            draw = partial(
+                self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1, add_eos=True
+            )
             try:
-                cut = fresh.submit(draw, texts).result()
+                cut: list[list[int]] = fresh.submit(draw, texts).result()
             except RuntimeError:
                 raise DataError(
                     f"{self.path}: only BPE and unigram vocabularies can cut at random; set subwords.dropout = 0.0"
                 ) from None
-        return [[*ids, EOS] for ids in cut]
+        return cut
 
-    def look_up(self, texts: list[str]) -> list[list[int]]:
+    def look_up(self, texts: list[str] | list[bytes]) -> list[list[int]]:
         """Ids of texts that are cut into pieces already. Marks that are no text, such as </s>, are unknown there."""
-        rows = (self.processor.piece_to_id(text.split(" ")) for text in texts)
+        plain = (text.decode() if isinstance(text, bytes) else text for text in texts)
+        rows = (self.processor.piece_to_id(text.split(" ")) for text in plain)
         return [[*(number if number > BOS else UNK for number in row), EOS] for row in rows]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
@@ -91,12 +96,12 @@ class Cutter:
     variants: int = 1
     seed: int = 0
 
-    def encode(self, texts: list[str], *place: int) -> list[list[int]]:
-        """Ids of every text. What is random follows from the seed and the place: variant, chunk, side."""
+    def encode(self, texts: list[bytes], threads: int, *place: object) -> list[list[int]]:
+        """Ids of every text. What is random follows from the seed and the place: shard, variant, side, chunk."""
         if self.tokenized:
             return self.vocabulary.look_up(texts)
         if not self.dropout:
-            return self.vocabulary.encode(texts)
+            return self.vocabulary.encode(texts, threads)
         return self.vocabulary.sample(texts, self.dropout, zlib.crc32(repr((self.seed, *place)).encode()))
 
 
@@ -112,18 +117,20 @@ def vocabulary_for(pairs: Iterable[Pair], total: int, section: Subwords, path: P
     """The model that the section names, or one learnt from the pairs; either way it lies at `path` then."""
     if not section.model:
         return learn(pairs, total, section, path)
-    given = Vocabulary(section.model)
-    path.write_bytes(given.path.read_bytes())
+    path.write_bytes(Vocabulary(section.model).path.read_bytes())
     return Vocabulary(path)
 
 
 def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
     """Learn a vocabulary from an even sample of the corpus."""
-    every = -(-total // section.sample_pairs)
+    every = max(1, -(-total // section.sample_pairs))
+    sample = sides(islice(pairs, 0, None, every))
+    counted = section.kind != "unigram"  # the others learn the same from words with their counts, in less memory
     model = io.BytesIO()  # given a file name, SentencePiece would write that name into the model
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sides(islice(pairs, 0, None, max(1, every))),
+            sentence_iterator=words_with_counts(sample) if counted else sample,
+            input_format="tsv" if counted else "text",
             model_writer=model,
             vocab_size=section.vocab_size,
             model_type=section.kind,
@@ -139,6 +146,8 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
             use_all_vocab=section.kind in ("word", "char"),
         )
     except RuntimeError as error:
+        if "KeyboardInterrupt" in str(error):  # it came while SentencePiece asked for the next sentence
+            raise KeyboardInterrupt from None
         largest = re.search(r"value <= (\d+)", str(error))
         reason = f"this text has at most {int(largest[1]):,} pieces" if largest else str(error).strip().splitlines()[-1]
         raise DataError(
@@ -146,6 +155,11 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
         ) from None
     path.write_bytes(model.getvalue())
     return Vocabulary(path)
+
+
+def words_with_counts(texts: Iterable[str]) -> Iterator[str]:
+    counts = Counter(chain.from_iterable(text.split() for text in texts))
+    return (f"{word}\t{count}" for word, count in counts.items())
 
 
 def sides(pairs: Iterable[Pair]) -> Iterator[str]:

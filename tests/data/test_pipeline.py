@@ -1,0 +1,242 @@
+"""Preparing with several processes: the same data whatever their number, and wherever it was interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from support import SENTENCES, as_overrides, config_for, dragoman, sentences, write_corpus
+
+from dragoman import runs
+from dragoman.config import to_toml
+from dragoman.data.encode import PreparedData
+from dragoman.data.prepare import prepare
+from dragoman.data.workers import Crew
+from dragoman.errors import DataError, RunError, Unfinished
+
+SHARDS = "data.shard_pairs=40"  # eight of them
+BAD = [("", "x"), *sentences(1, 250), ("same same same same", "same same same same")]
+
+KILLED_AT = """
+import os, signal, sys
+from dragoman import runs
+from dragoman.config import load_config
+from dragoman.data.prepare import prepare
+calls = 0
+def kill(): os.kill(os.getpid(), signal.SIGKILL)
+def progress(stage, *_):
+    global calls
+    calls += stage == sys.argv[2]
+    if calls == int(sys.argv[3]): kill()
+if sys.argv[2] == "renaming": runs.settle = lambda *_: kill()
+if __name__ == "__main__": prepare(load_config(sys.argv[1]), "test", workers=2, progress=progress)
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(tmp_path, SENTENCES + BAD)
+
+
+def expected(corpus):
+    return prepare(config_for(corpus, SHARDS, out="undisturbed"), "test", workers=1).manifest
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_processes_does_not_matter(corpus, workers):
+    manifest = prepare(config_for(corpus, SHARDS), "test", workers=workers).manifest
+    assert manifest == expected(corpus)
+    assert manifest["train"]["read_pairs"] == len(SENTENCES) + len(BAD)
+    other = prepare(config_for(corpus, "data.shard_pairs=1000", out="one"), "test", workers=workers).manifest
+    assert other["digest"] == manifest["digest"]  # nor does the size of shards
+
+
+@pytest.mark.parametrize(
+    ("stage", "call"),
+    [("reading valid", 1), ("cleaning train", 4), ("learning subwords", 1), ("encoding train", 4), ("joining train", 1), ("renaming", 0)],
+)  # fmt: skip
+def test_killed_and_started_again_gives_the_same_data(corpus, stage, call):
+    config = config_for(corpus, SHARDS)
+    (corpus / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    arguments = [sys.executable, "-c", KILLED_AT, str(corpus / "run.toml"), stage, str(call)]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    assert not (corpus / "out").exists()
+    data = prepare(config, "test", workers=2)
+    assert data.manifest == expected(corpus)
+    assert not [path for path in corpus.iterdir() if path.suffix in (".partial", ".old")]
+    assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.is_dir()]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(stage, call):
+    seen = []
+
+    def progress(name, *_):
+        seen.extend([name] * (name == stage))
+        if len(seen) == call:
+            raise Stop
+
+    return progress
+
+
+def test_finished_shards_are_not_done_again(corpus, monkeypatch):
+    config = config_for(corpus, SHARDS)
+    done = []
+    for name in ("clean_chunk", "encode_shard"):
+        module = "dragoman.data.prepare"
+        function = getattr(sys.modules[module], name)
+        monkeypatch.setattr(f"{module}.{name}", lambda *rest, f=function, n=name: done.append((n, rest[1])) or f(*rest))
+    for stage, calls in (("cleaning train", 4), ("learning subwords", 1), ("encoding train", 6)):
+        with pytest.raises(Stop):
+            prepare(config, "test", workers=1, progress=stop_at(stage, calls))
+    prepare(config, "test", workers=1)
+    train = [task for task in done if task[1].startswith("train")]
+    assert len(train) == len(set(train)) == 16
+
+
+def test_other_settings_do_not_go_on_from_there(corpus):
+    with pytest.raises(Stop):
+        prepare(config_for(corpus, SHARDS), "test", workers=1, progress=stop_at("learning subwords", 1))
+    changed = config_for(corpus, SHARDS, "clean.duplicates=false")
+    assert "duplicate" not in prepare(changed, "test", workers=1).manifest["train"]["dropped"]
+
+
+def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):
+    config = config_for(corpus, SHARDS)
+    with runs.locked(corpus / "out.partial"), pytest.raises(RunError, match="another process"):
+        prepare(config, "test")
+    (corpus / "out.partial" / "thesis.tex").write_text("precious", encoding="utf-8")
+    with pytest.raises(RunError, match="not made here"):
+        prepare(config, "test")
+    assert (corpus / "out.partial" / "thesis.tex").exists()
+
+
+def test_interrupted_from_the_keyboard(corpus):
+    """Ctrl-C reaches every process of the terminal: one line, exit code 130, and the next start goes on."""
+    slow = corpus / "slow.py"
+    slow.write_text("import time\ndef filter(source, target):\n    time.sleep(0.02)\n", encoding="utf-8")
+    config = config_for(corpus, SHARDS, 'clean.own=["slow:filter"]')
+    command = [sys.executable, "-m", "dragoman", "prepare", "tiny", *as_overrides(config), "--workers", "2"]
+    with subprocess.Popen(command, cwd=corpus, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for(corpus / "out.partial" / "work" / "cleaned" / "train-00001.json")
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.strip().splitlines()[-1].startswith("interrupted; finished shards are kept")
+    assert "Traceback" not in told
+    again = dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus)
+    assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"], again.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted_while_subwords_are_learnt(corpus, monkeypatch, workers):
+    """SentencePiece makes a RuntimeError of an interruption; it must not count as a mistake of the user."""
+    config = config_for(corpus, SHARDS)
+
+    def press(stage, *_):
+        if stage == "learning subwords" and workers == 1:
+            monkeypatch.setattr("dragoman.data.prepare.read_text", lambda _: os.kill(os.getpid(), signal.SIGINT) or [])
+        elif stage == "learning subwords":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, "test", workers=workers, progress=press)
+    monkeypatch.undo()
+    assert len(list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.tsv"))) == 8
+    assert prepare(config, "test", workers=workers).manifest == expected(corpus)
+
+
+def wait_for(path, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
+    (corpus / "deadly.py").write_text(
+        "import os, signal, pathlib\n"
+        "def filter(source, target):\n"
+        "    if 'number 250' in source and not pathlib.Path('spared').exists(): os.kill(os.getpid(), signal.SIGKILL)\n",
+        encoding="utf-8",
+    )
+    config = config_for(corpus, SHARDS, 'clean.own=["deadly:filter"]')
+    result = dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus, check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 2
+    assert "was killed by SIGKILL, most often for want of memory: use fewer --workers" in last
+    assert "Traceback" not in result.stderr
+    assert list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+    (corpus / "spared").touch()
+    dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus)
+    assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"]
+
+
+def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus):
+    disk = corpus / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        config = config_for(corpus, SHARDS, out="disk/out")
+        result = dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", check=False)
+        line = result.stderr.strip().splitlines()[-1]
+        assert result.returncode == 2, result.stderr
+        assert "Traceback" not in result.stderr
+        assert f"{disk}/out.partial" in line
+        assert "No space left on device. Make room" in line
+        assert list((disk / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2")
+        assert PreparedData(disk / "out").manifest["digest"] == expected(corpus)["digest"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_mistake_of_the_user_leaves_nothing(corpus):
+    with pytest.raises(DataError, match="vocab_size"):
+        prepare(config_for(corpus, SHARDS, "subwords.vocab_size=30000"), "test", workers=2)
+    assert not list(corpus.glob("out*"))
+
+
+def test_workers_import_no_torch_and_share_the_work():
+    with Crew(2) as crew:
+        names = list(crew.results((imported, ("torch",)) for _ in range(4)))
+        assert names == [False] * 4
+        assert len(crew.workers) == 2
+        assert sorted(crew.results((np.add, (number, 1)) for number in range(20))) == list(range(1, 21))
+        with pytest.raises(ZeroDivisionError):
+            list(crew.results((divmod, (1, number)) for number in (2, 1, 0)))
+
+
+def imported(name):
+    return name in sys.modules
+
+
+def test_a_crew_notices_a_worker_that_died_between_two_tasks():
+    with Crew(2) as crew:
+        list(crew.results((abs, (number,)) for number in range(4)))
+        crew.workers[0].process.kill()
+        crew.workers[0].process.wait()
+        with pytest.raises(Unfinished, match="SIGKILL"):
+            list(crew.results((abs, (number,)) for number in range(4)))
+
+
+def test_workers_leave_when_nobody_is_left_to_work_for():
+    crew = Crew(2)
+    list(crew.results((abs, (number,)) for number in range(4)))
+    for worker in crew.workers:
+        worker.connection.close()
+    leaving = [threading.Thread(target=worker.process.wait) for worker in crew.workers]
+    for thread in leaving:
+        thread.start()
+        thread.join(timeout=20)
+    assert [worker.process.returncode for worker in crew.workers] == [0, 0]
