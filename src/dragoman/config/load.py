@@ -214,7 +214,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):

@@ -49,6 +49,15 @@ class Corpus(Section):
     """How often an epoch has each of its pairs, before data.temperature."""
 
 
+class Stage(Section):
+    """A stretch of training with its own mixture of corpora."""
+
+    from_step: Positive
+    """The first step of this mixture; it lasts until the next one."""
+    weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
+    """By the names of corpora; one that is not named keeps the weight of its own."""
+
+
 class Data(Section):
     """What to learn from. Read by `dragoman prepare`."""
 
@@ -90,6 +99,8 @@ class Data(Section):
     """Shares of several corpora are proportional to (pairs * weight)^(1/temperature): 1 leaves them as they are, more flattens."""
     corpora: Annotated[tuple[Corpus, ...], Field(strict=False)] = ()
     """Several training corpora instead of train_source and train_target, each a table [[data.corpora]] with these keys:"""
+    stages: Annotated[tuple[Stage, ...], Field(strict=False)] = ()
+    """Other weights of these corpora later in training, each a table [[data.stages]] with these keys:"""
 
 
 Mending = Literal["repair", "drop", "keep"]
@@ -375,6 +386,7 @@ def corpus_rules(data: Data) -> Iterator[str]:
         yield f"data.corpora.{name} occurs {names.count(name)} times; give each corpus a name of its own"
     if data.corpora and (data.train_source or data.train_target):
         yield "data.train_source and data.corpora exclude each other; make the files of data.train_source a corpus of their own"
+    yield from broken_stages(data)
     if data.corpora and data.corpus != "files":
         yield f'data.corpora has no meaning with data.corpus = "{data.corpus}"; set it to "files"'
 
@@ -391,6 +403,18 @@ def subword_rules(config: Config) -> Iterator[str]:
         yield f"subwords.variants = {subwords.variants} would all be the same; set subwords.dropout, 0.1 for example"
     if subwords.dropout and not subwords.model and subwords.kind not in ("bpe", "unigram"):
         yield f'subwords.dropout = {subwords.dropout} needs subwords.kind = "bpe" or "unigram", not "{subwords.kind}"'
+
+
+def broken_stages(data: Data) -> Iterator[str]:
+    names = {corpus.name for corpus in data.corpora}
+    for stage in data.stages:
+        for unknown in sorted(stage.weights.keys() - names):
+            yield f"data.stages, from_step = {stage.from_step}: no corpus is called {unknown!r}; there are {sorted(names) or 'none'}"
+        if names and not any(stage.weights.get(name, 1.0) for name in names):
+            yield f"data.stages, from_step = {stage.from_step}: all weights are 0; give one corpus more"
+    steps = [stage.from_step for stage in data.stages]
+    if steps != sorted(set(steps)):
+        yield f"data.stages: from_step = {steps} must rise"
 
 
 def missing_files(data: Data) -> Iterator[str]:

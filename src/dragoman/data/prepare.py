@@ -86,7 +86,12 @@ def prepare(
 
 def settings_of(config: Config) -> dict[str, Any]:
     """What the prepared data depends on: the sections, the seed and the content of the input files."""
-    unused: Any = {"folder": True, "temperature": True, "corpora": {"__all__": {"weight"}}}  # these matter in training
+    unused: Any = {
+        "folder": True,
+        "temperature": True,
+        "stages": True,
+        "corpora": {"__all__": {"weight"}},
+    }  # these matter in training
     inputs = input_digests(config)
     inputs |= {f"clean.own {name}": runs.digest(clean.source_file(name)) for name in config.clean.own}
     sections = {

@@ -13,7 +13,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +33,7 @@ CLEANED = "work/cleaned"
 SAMPLES = 5  # of every reason, a shard and a corpus
 SAMPLE_CHARACTERS = 300
 KEYS_AT_ONCE = 1 << 21  # keys that are sorted together
+CLEANERS: dict[tuple[Path, str], clean.Cleaner] = {}
 DUPLICATES = ("", "duplicate", "near duplicate")  # by number in an array of reasons
 
 
@@ -111,9 +111,15 @@ def clean_chunk(
     return write_cleaned(folder, shard, pairs, keys_of(pairs, lines, near=config.clean.near_duplicates))
 
 
-@lru_cache(maxsize=1)
 def cleaner_of(folder: Path, config: Config, key: str) -> clean.Cleaner:
-    """The key stands for the text of the validation and test sets."""
+    """Built once a process. The key stands for the configuration and for the text of the validation and test sets."""
+    if (folder, key) not in CLEANERS:
+        CLEANERS.clear()
+        CLEANERS[folder, key] = new_cleaner(folder, config)
+    return CLEANERS[folder, key]
+
+
+def new_cleaner(folder: Path, config: Config) -> clean.Cleaner:
     if not is_cleaned(config):
         return clean.Cleaner({}, [])
     held_out = (pair for part in ("valid", "test") for pair in read_shards(folder / CLEANED, part))

@@ -6,12 +6,14 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import torch
 
 from dragoman import runs
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
-from dragoman.data.loader import Share
+from dragoman.data.loader import Share, Stage, Stages
+from dragoman.data.order import Corpus, with_temperature
 from dragoman.data.pack import Packing
 from dragoman.errors import DataError, RunError
 from dragoman.model import size
@@ -34,6 +36,25 @@ def packing_of(data: PreparedData, config: Config) -> Packing:
     is_needed = data.manifest["train"]["longest"] > train.tile_width
     return Packing(
         train.tile_width, train.window_pairs, config.run.seed, wide_width=train.wide_tile_width if is_needed else 0
+    )
+
+
+def stages_of(data: PreparedData, config: Config) -> Stages:
+    """The mixtures of corpora over training; none where there is one corpus only."""
+    section, counts = config.data, data.manifest["train"].get("corpora", {})
+    if len(section.corpora) < 2:
+        return ()
+    names = [corpus.name for corpus in section.corpora]
+    sizes = [counts.get(name, {"pairs": 0})["pairs"] for name in names]
+    ends = np.cumsum(sizes).tolist()
+    usual = {corpus.name: corpus.weight for corpus in section.corpora}
+    later = [(stage.from_step, usual | stage.weights) for stage in section.stages]
+    return tuple(
+        Stage(
+            step,
+            tuple(map(Corpus, ends, with_temperature(sizes, [weights[name] for name in names], section.temperature))),
+        )
+        for step, weights in [(0, usual), *later]
     )
 
 

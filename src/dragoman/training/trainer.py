@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -81,6 +81,7 @@ class Trainer:
         self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
         self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
+        self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
         model = Transformer(config.model, len(data.vocabulary))
         model.init_weights(config.run.seed)
@@ -162,7 +163,8 @@ class Trainer:
         wrapped = wrap(self.objective, self.mesh, compiled=self.compiled)
         wrapped.train()
         pin = self.mesh.device.type == "cuda"
-        ahead = prefetched(steps(self.train_data, self.packing, self.share, state.position), pin=pin)
+        position = (state.position, self.stages, state.step)
+        ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
         with closing(ahead) as stream:
             return self.take_steps(stream, wrapped)
 
@@ -416,6 +418,7 @@ class Trainer:
         return {
             "data_digest": self.data.manifest["digest"],
             "packing": self.packing.settings(),
+            "mixture": runs.digest_of([asdict(stage) for stage in self.stages]) if self.stages else "one corpus",
             "rows_per_step": self.share.rows,
             "shape": {key: value for key, value in self.config.model.model_dump().items() if "dropout" not in key},
             "dragoman": self.version,
@@ -426,6 +429,7 @@ class Trainer:
             if key != "dragoman" and saved.get(key, value) != value:
                 names = {
                     "data_digest": f"the prepared data in {self.data.folder}",
+                    "mixture": "data.corpora, their weights, data.temperature or data.stages",
                     "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
                     "rows_per_step": "train.batch_tokens or train.tile_width",
                     "shape": "the section [model]",

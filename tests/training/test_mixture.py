@@ -1,0 +1,87 @@
+"""Several corpora in one run: their shares, stages, and a resume in the middle of them."""
+
+import pytest
+from support import tiny_config
+
+from dragoman.cli.stages import prepare, train
+from dragoman.config import load_config
+from dragoman.config.load import to_toml
+from dragoman.errors import ConfigError, RunError
+from dragoman.runs import RunFolder, read_json
+from dragoman.training.facts import stages_of
+
+STAGES = """
+[[data.corpora]]
+name = "small"
+pairs = "{folder}/small.tsv"
+weight = 2.0
+
+[[data.corpora]]
+name = "large"
+pairs = "{folder}/large.tsv"
+
+[[data.stages]]
+from_step = 4
+weights = {{ small = 0.0 }}
+"""
+
+
+@pytest.fixture
+def mixed(prepared, tmp_path):
+    """A run file with the sentences of the embedded corpus in two files of 100 and 400 pairs."""
+    pairs = prepared.text("train")
+    for name, chosen in (("small", pairs[:100]), ("large", pairs[100:500]), ("valid", prepared.text("valid"))):
+        lines = "".join(f"{source}\t{target}\n" for source, target in chosen)
+        (tmp_path / f"{name}.tsv").write_text(lines, encoding="utf-8")
+    plain = tiny_config(
+        tmp_path / "data", tmp_path / "run", "data.corpus=files", f"data.valid_source={tmp_path}/valid.tsv"
+    )
+    text = to_toml(plain)
+    head, tail = text.split("[clean]")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(head + STAGES.format(folder=tmp_path) + "\n[clean]" + tail, encoding="utf-8")
+    prepare(load_config(run_file))
+    return run_file
+
+
+def test_shares_and_stages_follow_from_the_configuration(mixed, tmp_path):
+    config = load_config(mixed)
+    data = prepare(config)
+    first, second = stages_of(data, config)
+    assert [(corpus.end, corpus.times) for corpus in first.mixture] == [(100, 2.0), (500, 1.0)]
+    assert [(corpus.end, corpus.times) for corpus in second.mixture] == [(100, 0.0), (500, 1.0)]
+    assert (first.from_step, second.from_step) == (0, 4)
+    flat = stages_of(data, load_config(mixed, ["data.temperature=100.0"]))[0].mixture
+    assert flat[0].times * 100 == pytest.approx(flat[1].times * 400, rel=0.02)
+    again = tmp_path / "again.toml"
+    again.write_text(to_toml(config), encoding="utf-8")
+    assert load_config(again) == config
+
+
+def test_a_run_goes_on_in_the_middle_of_its_stages(mixed, tmp_path):
+    def run(name, *parts):
+        for steps in parts:
+            overrides = [f"run.folder={tmp_path / name}", f"train.max_steps={steps}"]
+            train(load_config(mixed, overrides), resume=steps != parts[0])
+        return (RunFolder(tmp_path / name).checkpoint(8) / "model.safetensors").read_bytes()
+
+    straight = run("straight", 8)
+    assert run("before", 3, 8) == straight
+    assert run("at", 4, 8) == straight
+    assert run("after", 6, 8) == straight
+    saved = read_json(RunFolder(tmp_path / "straight").checkpoint(8) / "training.json")
+    assert saved["position"][4] == 1, "the second stage"
+    with pytest.raises(RunError, match=r"data\.corpora, their weights"):
+        train(load_config(mixed, [f"run.folder={tmp_path / 'at'}", "data.corpora.large.weight=3.0"]), resume=True)
+
+
+def test_stages_that_make_no_sense_are_refused(mixed):
+    for line, words in (
+        ("weights = { other = 1.0 }", "no corpus is called 'other'"),
+        ("weights = { small = 0.0, large = 0.0 }", "all weights are 0"),
+    ):
+        text = mixed.read_text(encoding="utf-8").replace("weights = { small = 0.0 }", line)
+        wrong = mixed.with_name("wrong.toml")
+        wrong.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=words):
+            load_config(wrong)
