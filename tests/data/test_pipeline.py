@@ -240,3 +240,17 @@ def test_workers_leave_when_nobody_is_left_to_work_for():
         thread.start()
         thread.join(timeout=20)
     assert [worker.process.returncode for worker in crew.workers] == [0, 0]
+
+
+def test_on_a_ray_cluster_too(corpus):
+    """A real one, made on this host, through the command line."""
+    pytest.importorskip("ray")
+    config = config_for(corpus, SHARDS, out="ray")
+    overrides = as_overrides(config)
+    result = dragoman("prepare", "tiny", *overrides, "--engine", "ray", "--workers", "2")
+    assert "prepared" in result.stdout
+    assert PreparedData(config.data.folder).manifest["digest"] == expected(corpus)["digest"]
+    wrong = [f"data.folder={config.data.folder}-wrong", "subwords.vocab_size=30000"]
+    refused = dragoman("prepare", "tiny", *overrides, *wrong, "--engine", "ray", "--workers", "2", check=False)
+    assert refused.returncode == 2
+    assert "SentencePiece refuses" in refused.stderr

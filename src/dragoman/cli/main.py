@@ -60,6 +60,7 @@ def prepare(
     workers: Annotated[
         Optional[int], typer.Option(min=1, help="Processes that clean and encode.", show_default="one per core")
     ] = None,
+    engine: Annotated[Engine, typer.Option(help="Who does the work: this host, or a Ray cluster.")] = Engine.local,
 ) -> None:
     """Clean the corpus, learn the vocabulary, and turn text into ids. Interrupted, it goes on where it was."""
     config = load_config(run_file, overrides, for_prepare=True)
@@ -68,7 +69,8 @@ def prepare(
 
     try:
         with progress.shown() as shown:
-            data = prepare_data(config, __version__, force=force, workers=workers, progress=shown)
+            on_ray = engine is Engine.ray
+            data = prepare_data(config, __version__, force=force, workers=workers, on_ray=on_ray, progress=shown)
     except KeyboardInterrupt:
         print("interrupted; finished shards are kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None

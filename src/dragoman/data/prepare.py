@@ -51,10 +51,11 @@ def prepare(
     *,
     force: bool = False,
     workers: int | None = None,
+    on_ray: bool = False,
     progress: runs.Progress = runs.silent,
 ) -> PreparedData:
-    """Prepare the data of a run file with `workers` processes, by default one a core. A folder with the same settings and
-    inputs is used as it is."""
+    """Prepare the data of a run file with `workers` processes, by default one a core, or on a Ray cluster. A folder with the
+    same settings and inputs is used as it is."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
     if (folder / runs.MANIFEST).is_file() and not force:
@@ -75,13 +76,21 @@ def prepare(
     if config.subwords.model:
         Vocabulary(config.subwords.model)
     key = runs.digest_of(settings)
-    with runs.kept_folder(folder, key) as fresh, Crew(workers or cores()) as crew:
+    with runs.kept_folder(folder, key) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
             manifest = Preparation(fresh, config, key, crew, progress).run()
             manifest |= {"dragoman": version, "settings": settings, "settings_digest": key}
             runs.write_json(fresh / runs.MANIFEST, manifest)
         shutil.rmtree(fresh / "work", ignore_errors=True)
     return PreparedData(folder)
+
+
+def crew_of(workers: int | None, *, on_ray: bool) -> Crew:
+    if not on_ray:
+        return Crew(workers or cores())
+    from dragoman.data.ray_crew import RayCrew
+
+    return RayCrew(workers)
 
 
 def settings_of(config: Config) -> dict[str, Any]:
