@@ -84,6 +84,9 @@ def test_a_side_of_the_validation_set_is_no_training_text():
     assert reason(("..." * 12 + "good morning, Anna", "x"), held_out) == "in validation or test set"
     assert reason(("Good morning, Annabel!", "Guten Morgen"), held_out) is None
     assert reason(("Good", "Guten"), held_out) is None
+    short = [("Why?", "Warum?")]
+    assert reason(("Why?", "Wieso?"), short) is None, "everybody says that"
+    assert reason(("why", "warum"), short) == "in validation or test set"
 
 
 def test_wrong_language():

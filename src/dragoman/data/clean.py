@@ -28,6 +28,7 @@ Filter = Callable[[Pair], str | None]
 Repair = Callable[[str], str]
 
 LONGEST_LINE = 5_000  # characters; no sentence is longer, and subwords of such lines cost minutes
+TELLING_WORDS = 3  # shorter sentences are met everywhere
 RATIO_FROM_WORDS = 10  # short pairs differ by chance
 RATIO_FROM_CHARACTERS = 60
 COPY_FROM_WORDS = 4  # names, titles and numbers are the same in both languages
@@ -125,10 +126,17 @@ def wrong_language(languages: tuple[str, str]) -> Filter:
 
 
 def held_out_before(held_out: Iterable[Pair]) -> Filter:
-    """A training pair with a side that is a validation or test sentence would make the scores a lie."""
+    """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
+    everybody's: such a pair goes only if both of its sides are held out."""
     sides = tuple(zip(*held_out, strict=True)) or ((), ())
     is_source, is_target = map(one_of, sides)
-    return lambda pair: "in validation or test set" if is_source(pair[0]) or is_target(pair[1]) else None
+
+    def overlap(pair: Pair) -> str | None:
+        known = is_source(pair[0]), is_target(pair[1])
+        told = [found and text.count(" ") + 1 >= TELLING_WORDS for found, text in zip(known, pair, strict=True)]
+        return "in validation or test set" if all(known) or any(told) else None
+
+    return overlap
 
 
 def one_of(texts: Iterable[str]) -> Callable[[str], bool]:
