@@ -1,7 +1,7 @@
 """Training on a CPU: few passes over memory, and random masks that cost little.
 
 Each function has a twin of the same meaning in `model.plain`. The stream stays in fp32, also when products are in bf16.
-Shapes in names: B rows, H heads, T queries, S keys, K width of a head, P slots of a piece, V vocabulary.
+Shapes in names: B rows, H heads, T queries, S keys, K width of a head.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
-from dragoman.model.plain import IGNORED, split_heads
 
 
 def keep_mask(like: Tensor, dropout: float) -> Tensor:
@@ -61,17 +59,8 @@ class AddNorm(torch.autograd.Function):
         return gradient, of_update, of_weight, of_bias, None, None
 
 
-def self_attention(packed: Tensor, mask: Tensor, heads: int) -> Tensor:
-    query, key, value = (split_heads(part, heads) for part in packed.chunk(3, dim=-1))
-    return attend(query, key, value, mask)
-
-
-def cross_attention(query: Tensor, key_value: Tensor, mask: Tensor, heads: int) -> Tensor:
-    key, value = (split_heads(part, heads) for part in key_value.chunk(2, dim=-1))
-    return attend(split_heads(query, heads), key, value, mask)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    assert not dropout, "attention weights are dropped in model.plain only"
     result: Tensor = Attention.apply(query, key, value, mask)
     return result.transpose(1, 2).flatten(2)
 
@@ -93,18 +82,3 @@ class Attention(torch.autograd.Function):
         of_weights = gradient @ value.transpose(2, 3)
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(ctx.scale)
         return of_scores @ key, of_scores.transpose(2, 3) @ query, weights.transpose(2, 3) @ gradient, None
-
-
-def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
-    """One exponential an element: the normalizer follows from the largest logit and its share."""
-    scores_PV, real_P = logits_PV.float(), labels_P != IGNORED
-    labels_P1 = labels_P.clamp(min=0)[:, None]
-    shares_PV = torch.softmax(scores_PV, dim=-1)
-    normalizer_P = scores_PV.amax(dim=-1) - shares_PV.amax(dim=-1).log_()
-    nll_P = normalizer_P - scores_PV.gather(1, labels_P1).squeeze(1)
-    spread_P = normalizer_P - scores_PV.mean(dim=-1)
-    nll, spread = (torch.where(real_P, value_P, 0.0).sum() for value_P in (nll_P, spread_P))
-    gradient_PV = shares_PV.sub_(smoothing / scores_PV.shape[1])
-    gradient_PV.scatter_add_(1, labels_P1, gradient_PV.new_full(labels_P1.shape, smoothing - 1.0))
-    gradient_PV.mul_(real_P[:, None] * gain)
-    return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)

@@ -97,7 +97,8 @@ def add_norm_backward(
 
 # --- attention over one row of slots ---
 # Heads lie side by side in a slot: [row, slot, part, head, dim]. TOGETHER: the parts of one tensor are query, key and value;
-# otherwise the query has a tensor of its own and the parts are key and value.
+# otherwise the query has a tensor of its own and the parts are key and value. Forward and backward spell out the masked scores
+# each for itself: a function that also loads the segments took 180 registers in the forward kernel, this takes 127.
 
 
 @triton.jit

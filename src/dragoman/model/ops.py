@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -45,8 +46,16 @@ def sight(query_segment: Tensor, key_segment: Tensor, *, causal: bool = False) -
 
 def stream(x: Tensor, dropout: float) -> Tensor:
     """What all sublayers add to, at its beginning. On a GPU in the type of the products: nothing is read and written more."""
-    x = cpu.drop(x, dropout) if on_cpu(x) else F.dropout(x, dropout)
+    x = drop(x, dropout)
     return x.to(product_type(x)) if x.is_cuda else x
+
+
+def drop(x: Tensor, dropout: float) -> Tensor:
+    return cpu.drop(x, dropout) if on_cpu(x) else F.dropout(x, dropout)
+
+
+def attend_of(x: Tensor, dropout: float) -> Callable[..., Tensor]:
+    return cpu.attend if on_cpu(x) and x.dtype == torch.bfloat16 and not dropout else plain.attend
 
 
 def add_norm(
@@ -66,9 +75,7 @@ def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float)
 
         if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads):
             return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
-    if on_cpu(packed_BT3D) and packed_BT3D.dtype == torch.bfloat16 and not dropout:
-        return cpu.self_attention(packed_BT3D, seen.mask, heads)
-    return plain.self_attention(packed_BT3D, seen.mask, heads, dropout)
+    return plain.self_attention(packed_BT3D, seen.mask, heads, dropout, attend_of(packed_BT3D, dropout))
 
 
 def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
@@ -78,9 +85,7 @@ def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, head
         if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads):
             segments = (seen.query_segment, seen.key_segment)
             return fused.cross_attention(query_BTD, key_value_BS2D, *segments, heads, dropout)
-    if on_cpu(query_BTD) and query_BTD.dtype == torch.bfloat16 and not dropout:
-        return cpu.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads)
-    return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout)
+    return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout, attend_of(query_BTD, dropout))
 
 
 def feed_forward(
@@ -95,9 +100,7 @@ def feed_forward(
         from dragoman.model import fused
 
         return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits)
-    hidden = F.relu(F.linear(x, weights[0], biases[0]))
-    hidden = cpu.drop(hidden, dropout) if on_cpu(hidden) else F.dropout(hidden, dropout)
-    return F.linear(hidden, weights[1], biases[1])
+    return plain.feed_forward(x, weights, biases, dropout, drop)
 
 
 def linear(x: Tensor, weight: Tensor, *, eight_bits: bool) -> Tensor:
@@ -114,5 +117,4 @@ def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gai
         from dragoman.model import fused
 
         return fused.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
-    way = cpu.loss_and_gradient if logits_PV.device.type == "cpu" else plain.loss_and_gradient
-    return way(logits_PV, labels_P, smoothing, gain)
+    return plain.loss_and_gradient(logits_PV, labels_P, smoothing, gain)

@@ -4,6 +4,8 @@ Shapes in names: B rows, T target slots, S source slots, D model width, H heads,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,19 +26,28 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     return F.layer_norm(x.float(), weight.shape, weight, bias, epsilon).to(x.dtype)
 
 
-def self_attention(packed_BT3D: Tensor, mask: Tensor, heads: int, dropout: float) -> Tensor:
+def attend(query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    attended = F.scaled_dot_product_attention(query_BHTK, key_BHSK, value_BHSK, attn_mask=mask, dropout_p=dropout)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def self_attention(
+    packed_BT3D: Tensor, mask: Tensor, heads: int, dropout: float, attend: Callable[..., Tensor] = attend
+) -> Tensor:
     query, key, value = (split_heads(part, heads) for part in packed_BT3D.chunk(3, dim=-1))
     return attend(query, key, value, mask, dropout)
 
 
-def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, mask: Tensor, heads: int, dropout: float) -> Tensor:
+def cross_attention(
+    query_BTD: Tensor,
+    key_value_BS2D: Tensor,
+    mask: Tensor,
+    heads: int,
+    dropout: float,
+    attend: Callable[..., Tensor] = attend,
+) -> Tensor:
     key, value = (split_heads(part, heads) for part in key_value_BS2D.chunk(2, dim=-1))
     return attend(split_heads(query_BTD, heads), key, value, mask, dropout)
-
-
-def attend(query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    attended = F.scaled_dot_product_attention(query_BHTK, key_BHSK, value_BHSK, attn_mask=mask, dropout_p=dropout)
-    return attended.transpose(1, 2).flatten(2)
 
 
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
@@ -53,21 +64,30 @@ def visible(query_segment_BT: Tensor, key_segment_BS: Tensor, *, causal: bool) -
     return same[:, None]
 
 
-def feed_forward(x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor], dropout: float) -> Tensor:
-    hidden = F.dropout(F.relu(F.linear(x, weights[0], biases[0])), dropout)
+def feed_forward(
+    x: Tensor,
+    weights: tuple[Tensor, Tensor],
+    biases: tuple[Tensor, Tensor],
+    dropout: float,
+    drop: Callable[[Tensor, float], Tensor] = F.dropout,
+) -> Tensor:
+    hidden = drop(F.relu(F.linear(x, weights[0], biases[0])), dropout)
     return F.linear(hidden, weights[1], biases[1])
 
 
 def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
     """Of the real slots: the sums of smoothed cross-entropy and negative log-likelihood, and the gradient of the first,
-    times `gain`: softmax - smoothed target, subtracted in fp32 before it is rounded."""
+    times `gain`: softmax - smoothed target, subtracted in fp32 before it is rounded.
+
+    One exponential an element: the normalizer follows from the largest logit and its share."""
     scores_PV, real_P = logits_PV.float(), labels_P != IGNORED
     labels_P1 = labels_P.clamp(min=0)[:, None]
-    normalizer_P1 = scores_PV.logsumexp(dim=-1, keepdim=True)
-    nll_P = (normalizer_P1 - scores_PV.gather(1, labels_P1)).squeeze(1)
-    spread_P = normalizer_P1.squeeze(1) - scores_PV.mean(dim=-1)
+    shares_PV = torch.softmax(scores_PV, dim=-1)
+    normalizer_P = scores_PV.amax(dim=-1) - shares_PV.amax(dim=-1).log_()
+    nll_P = normalizer_P - scores_PV.gather(1, labels_P1).squeeze(1)
+    spread_P = normalizer_P - scores_PV.mean(dim=-1)
     nll, spread = (torch.where(real_P, value_P, 0.0).sum() for value_P in (nll_P, spread_P))
-    gradient_PV = (scores_PV - normalizer_P1).exp_().sub_(smoothing / scores_PV.shape[1])
+    gradient_PV = shares_PV.sub_(smoothing / scores_PV.shape[1])
     gradient_PV.scatter_add_(1, labels_P1, gradient_PV.new_full(labels_P1.shape, smoothing - 1.0))
-    gradient_PV = gradient_PV.mul_(real_P[:, None] * gain)
+    gradient_PV.mul_(real_P[:, None] * gain)
     return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)

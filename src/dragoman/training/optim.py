@@ -36,8 +36,9 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Ten
 
 
 def updates(optimizer: torch.optim.Optimizer) -> int:
-    """Updates that were made: with fp16 fewer than steps, as an overflowing one is skipped."""
-    return int(max((float(state["step"]) for state in optimizer.state.values()), default=0))
+    """Updates that were made: fewer than steps, as one whose gradient is not finite is skipped. The same for every parameter,
+    so one is asked: reading it waits for the device."""
+    return int(next((state["step"] for state in optimizer.state.values()), 0))
 
 
 def restore(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], updates: int) -> None:

@@ -189,19 +189,21 @@ class Trainer:
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
-                totals = window.close()
-                window = Window(self.mesh)
-                if totals.skipped == totals.steps:
-                    self.nothing_learnt(totals)
-                    if not (stopping or self.last):
-                        continue
-                else:
-                    self.record(totals, rate)
-                reason = self.do_what_is_due(stopping)
+                reason = self.look_back(window.close(), rate, stopping)
                 if reason:
                     return reason
                 window = Window(self.mesh)
         return "max_steps"
+
+    def look_back(self, totals: Totals, rate: float, stopping: bool) -> str | None:
+        """Write down what a window was, and do what is due after it; returns a reason to stop."""
+        if totals.skipped < totals.steps:
+            self.record(totals, rate)
+        else:
+            self.nothing_learnt(totals)
+            if not (stopping or self.last):
+                return None
+        return self.do_what_is_due(stopping)
 
     def asked_to_stop(self) -> bool:
         """Whether some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
@@ -237,8 +239,7 @@ class Trainer:
         checkpoint.restore(source, self.state)
         self.state.position, self.bad_steps = behind, 0
         if self.mesh.is_main:
-            kept = [row for row in runs.read_rows(self.folder.metrics) if row["step"] <= self.state.step]
-            runs.write_rows(self.folder.metrics, kept)
+            self.forget_lost_rows()
         self.event("roll_back", from_step=lost, checkpoint=source.name)
         detail = f"no gradient was finite since; back from step {lost} to {source.name}"
         self.progress("rolling back", self.state.step, self.config.train.max_steps, detail)
@@ -447,11 +448,17 @@ class Trainer:
         self.generation = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
+        if resumed:
+            self.event("resume", ranks=self.mesh.world, lost_steps=self.forget_lost_rows())
+        else:
+            runs.write_rows(self.folder.metrics, [])
+            self.event("start", ranks=self.mesh.world)
+
+    def forget_lost_rows(self) -> int:
+        """Take the rows of steps out that will be done again; returns how many steps these were."""
         rows = runs.read_rows(self.folder.metrics)
-        kept = [row for row in rows if row["step"] <= self.state.step] if resumed else []
-        runs.write_rows(self.folder.metrics, kept)
-        lost = max([row["step"] for row in rows], default=self.state.step) - self.state.step
-        self.event("resume" if resumed else "start", ranks=self.mesh.world, **({"lost_steps": lost} if resumed else {}))
+        runs.write_rows(self.folder.metrics, [row for row in rows if row["step"] <= self.state.step])
+        return max([row["step"] for row in rows], default=self.state.step) - self.state.step
 
     @contextmanager
     def listening(self) -> Iterator[None]:
