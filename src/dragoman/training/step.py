@@ -35,6 +35,8 @@ def update(
     apply(state, norm)
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
+    if state.average:
+        state.average.follow(state.step)
     state.position = step.position
     state.source_tokens += step.source_tokens
     state.target_tokens += step.target_tokens
