@@ -5,6 +5,7 @@ runs/<name>/
   run.toml            the resolved configuration      environment.json  hosts, GPUs, NICs, versions, model size
   data.json           manifest of the prepared data   metrics.jsonl     one row per logged step or validation
   events.jsonl        start, resume, spans, end       telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
+  spans.jsonl         seconds a step, by rank and phase
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
 """
@@ -46,6 +47,7 @@ class RunFolder:
         self.data = self.path / "data.json"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
+        self.spans = self.path / "spans.jsonl"
         self.owner = self.path / "owner.json"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"

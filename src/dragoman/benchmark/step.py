@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +20,10 @@ from dragoman.benchmark.train import changed
 from dragoman.config import Config
 from dragoman.data.loader import Step, steps
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import exchange, wrap
+from dragoman.parallel.wrap import wrap
 from dragoman.training import optim
-from dragoman.training.step import apply, clip, seed_for
+from dragoman.training.spans import Clock
+from dragoman.training.step import update
 from dragoman.training.trainer import Trainer
 
 PHASES = ("forward", "backward", "optimizer", "other")
@@ -31,51 +31,11 @@ BATCHES = 8  # different ones, taken in turns
 PROFILED_STEPS = 3
 
 
-class Clock:
-    """Phases of one step. On a GPU the marks are events in its stream: nothing waits until `seconds` reads them."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.marks: list[tuple[str, Any]] = []
-        self.mark("start")
-
-    def mark(self, phase: str) -> None:
-        """What was done since the mark before belongs to `phase`."""
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self.device))
-            self.marks.append((phase, event))
-        else:
-            self.marks.append((phase, time.perf_counter()))
-
-    def seconds(self) -> dict[str, float]:
-        """By phase. The device must have come to the last mark."""
-        spent = dict.fromkeys(PHASES, 0.0)
-        for (_, start), (phase, end) in zip(self.marks, self.marks[1:], strict=False):
-            spent[phase] += start.elapsed_time(end) / 1000.0 if self.device.type == "cuda" else end - start
-        return spent
-
-
 def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
-    """One update as `training.step.update` does it, with marks between its phases."""
-    mesh, state = trainer.mesh, trainer.state
-    clock = Clock(mesh.device)
-    torch.manual_seed(seed_for(trainer.config.run.seed, state.step, mesh.rank))
+    """One update of the trainer; its clock has marks between the phases."""
+    state, clock = trainer.state, Clock(trainer.mesh.device)
     optim.set_rate(state.optimizer, trainer.rate(state.step))
-    for number, batch in enumerate(step.micro_batches, 1):
-        with exchange(wrapped, last=number == len(step.micro_batches)):
-            inputs = batch.to(mesh.device).tensors()
-            clock.mark("other")
-            with trainer.arithmetic():
-                loss, _ = wrapped(*inputs)
-            clock.mark("forward")
-            state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
-            clock.mark("backward")
-    state.scaler.unscale_(state.optimizer)
-    apply(state, clip(state.model, trainer.config.train.clip_norm))
-    state.optimizer.zero_grad(set_to_none=True)
-    clock.mark("optimizer")
-    state.step += 1
+    update(state, wrapped, step, trainer.mesh, trainer.config.train, trainer.arithmetic, trainer.config.run.seed, clock)
     return clock
 
 

@@ -33,10 +33,12 @@ def sampling(folder: Path, interval_seconds: float, *, enabled: bool) -> Iterato
 
 def sample_until(stop: threading.Event, folder: Path, interval_seconds: float) -> None:
     path = folder / f"{socket.gethostname()}.jsonl"
-    gpus = gpu.handles()
+    cards, failed = None, ""
     while not stop.wait(interval_seconds):
         try:
-            append_row(path, {**host.sample(), "gpus": gpu.sample(gpus)})
+            cards = cards or gpu.Cards()
+            append_row(path, {**host.sample(), "gpus": cards.sample()})
         except Exception as error:  # a full disk or a vanished counter must not end a training run
-            log.warning("telemetry: %s; sampling stops here, training goes on", error)
-            return
+            if str(error) != failed:
+                log.warning("telemetry: %s; this sample is left out, training goes on", error)
+            failed = str(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import statistics
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,10 +19,11 @@ from dragoman.data.order import Corpus, with_temperature
 from dragoman.data.pack import Packing
 from dragoman.errors import DataError, RunError
 from dragoman.model import size
-from dragoman.monitor import host
+from dragoman.monitor import gpu, host
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import gather
+from dragoman.parallel.reduce import gather, wait_for_all
 from dragoman.training import owner
+from dragoman.training.window import Totals
 
 
 def share_of(config: Config, mesh: Mesh) -> Share:
@@ -89,11 +92,49 @@ def occupied(folder: runs.RunFolder) -> str:
 
 
 def hosts(mesh: Mesh) -> list[dict[str, Any]]:
-    """One entry per host, with its ranks. Every rank must reach this line."""
+    """One entry per host, with its ranks, the GPU of each, and how far its clock is ahead. Every rank must reach this line."""
     seen: dict[str, dict[str, Any]] = {}
-    for rank, facts in enumerate(gather(mesh, host.describe())):
-        seen.setdefault(facts["host"], facts | {"ranks": []})["ranks"].append(rank)
+    offsets = clock_offsets(mesh)
+    for rank, (facts, card) in enumerate(gather(mesh, (host.describe(), card_of(mesh)))):
+        entry = seen.setdefault(
+            facts["host"], facts | {"ranks": [], "rank_gpus": [], "clock_offset_seconds": offsets[rank]}
+        )
+        entry["ranks"].append(rank)
+        entry["rank_gpus"].append(card)
     return list(seen.values())
+
+
+def card_of(mesh: Mesh) -> int | None:
+    """NVML's number of this rank's GPU: CUDA counts visible ones only."""
+    if mesh.device.type != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(mesh.device), "uuid", None)
+    return gpu.index_of(str(uuid)) if uuid else None
+
+
+def clock_offsets(mesh: Mesh, rounds: int = 5) -> list[float]:
+    """How far the clock of every rank's host is ahead of the main rank's: the median over a few moments at which all leave a
+    barrier, hence right to about the time of one message."""
+    moments = []
+    for _ in range(rounds if mesh.world > 1 else 1):
+        wait_for_all(mesh)
+        moments.append(time.time())
+    of_all = gather(mesh, moments)
+    return [
+        round(statistics.median(mine - main for mine, main in zip(own, of_all[0], strict=True)), 6) for own in of_all
+    ]
+
+
+def spans_row(step: int, totals: Totals) -> runs.Row:
+    """Seconds a step of every rank, to the microsecond."""
+    spans = {name: [round(seconds, 6) for seconds in ranks] for name, ranks in totals.spans.items()}
+    sizes = ("memory_bytes", "sent_bytes", "received_bytes")
+    return {
+        "step": step,
+        "steps": totals.steps,
+        **{name: list(map(int, getattr(totals, name))) for name in sizes},
+        **spans,
+    }
 
 
 def environment(config: Config, mesh: Mesh, share: Share, vocab_size: int) -> dict[str, Any]:

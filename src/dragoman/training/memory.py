@@ -47,7 +47,9 @@ def rows_that_fit(objective: SequenceLoss, share: Share, packing: Packing, arith
             shapes.append((max(1, rows * packing.width // packing.wide_width), packing.wide_width))
         return all(survives(objective, arithmetic, *shape) for shape in shapes)
 
-    return most_rows(share, fits)
+    rows = most_rows(share, fits)
+    torch.cuda.reset_peak_memory_stats(arithmetic.device)  # trying filled it to the brim
+    return rows
 
 
 def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int) -> bool:

@@ -14,26 +14,40 @@ from dragoman.data.loader import Step
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.wrap import exchange
 from dragoman.training.precision import Arithmetic
+from dragoman.training.spans import Clock
 from dragoman.training.state import TrainState
 
 
 def update(
-    state: TrainState, wrapped: nn.Module, step: Step, mesh: Mesh, train: Train, arithmetic: Arithmetic, seed: int
+    state: TrainState,
+    wrapped: nn.Module,
+    step: Step,
+    mesh: Mesh,
+    train: Train,
+    arithmetic: Arithmetic,
+    seed: int,
+    clock: Clock | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns this rank's loss sum and the norm of the whole gradient, both still on the device: reading them waits."""
+    clock = clock or Clock(mesh.device)
     torch.manual_seed(seed_for(seed, state.step, mesh.rank))
     loss_sum = torch.zeros((), device=mesh.device)
     for number, batch in enumerate(step.micro_batches, 1):
         with exchange(wrapped, last=number == len(step.micro_batches)):
+            inputs = batch.to(mesh.device).tensors()
+            clock.mark("other")
             with arithmetic():
-                loss, _ = wrapped(*batch.to(mesh.device).tensors())
+                loss, _ = wrapped(*inputs)
+            clock.mark("forward")
             # Gradients are averaged over ranks, hence `world`; the tokens are those of all ranks.
             state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
             loss_sum += loss.detach()
+            clock.mark("backward")
     state.scaler.unscale_(state.optimizer)
     norm = clip(state.model, train.clip_norm)
     apply(state, norm)
     state.optimizer.zero_grad(set_to_none=True)
+    clock.mark("optimizer")
     state.step += 1
     if state.average:
         state.average.follow(state.step)

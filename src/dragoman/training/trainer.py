@@ -33,13 +33,13 @@ from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
-from dragoman.parallel.wrap import wrap
+from dragoman.parallel.wrap import TIMED_EVERY, exchange_seconds, wrap
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner
 from dragoman.training.average import Average
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
-from dragoman.training.validate import validation_loss
+from dragoman.training.validate import even_slice, validation_loss
 from dragoman.training.watchdog import Watchdog
 from dragoman.training.window import Totals, Window
 
@@ -76,6 +76,7 @@ class Trainer:
         self.tasks, self.version, self.progress = tasks, version, progress
         self.folder = runs.RunFolder(config.run.folder)
         self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
+        self.train_slice = even_slice(self.train_data, len(self.valid_data))
         facts.check_fits(data, config)
         names = gather(mesh, resolve(config.train.precision, mesh.device))
         self.arithmetic = arithmetic_of(names[0] if len(set(names)) == 1 else "fp32", mesh.device)
@@ -172,14 +173,18 @@ class Trainer:
 
     def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
         train, state = self.config.train, self.state
-        window = Window(self.mesh)
+        window = Window(self.mesh, train.clip_norm)
         while not self.done:
-            with window.phases.span("data"):
-                step = next(stream)
+            window.clock.mark("other")
+            asked = time.perf_counter()
+            step = next(stream)
+            window.data_seconds += time.perf_counter() - asked
+            window.clock.mark("idle")
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
+            how = (self.mesh, train, self.arithmetic, self.config.run.seed, window.clock)
             try:
-                loss_sum, norm = update(state, wrapped, step, self.mesh, train, self.arithmetic, self.config.run.seed)
+                loss_sum, norm = update(state, wrapped, step, *how)
             except RuntimeError as error:
                 if not memory.ran_out(error):
                     raise
@@ -189,12 +194,14 @@ class Trainer:
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
+            if state.step % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
+                window.exchanges.append(spent)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
                 reason = self.look_back(window.close(), rate, stopping)
                 if reason:
                     return reason
-                window = Window(self.mesh)
+                window = Window(self.mesh, train.clip_norm)
         return "max_steps"
 
     def look_back(self, totals: Totals, rate: float, stopping: bool) -> str | None:
@@ -283,6 +290,7 @@ class Trainer:
         row = self.row(totals, rate)
         if self.metrics:
             self.metrics.write(row)
+            runs.append_row(self.folder.spans, facts.spans_row(state.step, totals))
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
@@ -296,8 +304,14 @@ class Trainer:
             "loss": totals.loss,
             "learning_rate": rate,
             "grad_norm": totals.grad_norm,
+            "largest_grad_norm": totals.largest_norm,
+            "clipped_steps": totals.clipped,
+            "steps": totals.steps,
             "step_seconds": totals.seconds / totals.steps,
-            "data_seconds": totals.data_seconds / totals.steps,
+            "median_step_seconds": totals.median_step,
+            "slowest_step_seconds": totals.slowest_step,
+            **{f"{span}_seconds": totals.mean(span) for span in totals.spans},
+            "lead_seconds": totals.lead_seconds,
             "target_tokens_per_s": totals.target_tokens / totals.seconds,
             "source_tokens_per_s": totals.source_tokens / totals.seconds,
             "source_tokens": state.source_tokens,
@@ -361,9 +375,10 @@ class Trainer:
         start = time.perf_counter()
         width = self.packing.width
         slots = self.share.rows_per_micro_batch * width
-        scores: dict[str, Any] = validation_loss(
-            self.objective, self.valid_data, self.mesh, width, slots, self.arithmetic
-        )
+        how = (self.mesh, width, slots, self.arithmetic)
+        scores: dict[str, Any] = validation_loss(self.objective, self.valid_data, *how)
+        known = validation_loss(self.objective, self.train_slice, *how)
+        scores |= {f"train_slice_{key}": known[key] for key in ("loss", "nll", "pairs")}
         moment = Moment(self.state.step, self.state.model.eval(), self.mesh, self.folder)
         for task in self.tasks:
             scores |= task.run(moment)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dragoman.monitor.trace import Phases
+from dragoman.monitor import host
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import sum_over_ranks
+from dragoman.training.spans import Clock, memory_bytes
+
+SPANS = ("data", "idle", "other", "forward", "backward", "communication", "exposed", "optimizer", "cpu")
+"""Seconds a step, of every rank. `data`: how long the host waited for data. `idle`: how long the device waited for the host between
+two steps. `backward` is without `exposed`, the part of `communication` that the backward pass did not hide. `cpu`: processor time."""
 
 
 @dataclass
@@ -19,26 +25,39 @@ class Totals:
 
     loss: float
     grad_norm: float  # of the last step
+    largest_norm: float
+    clipped: int
     skipped: int
     seconds: float
-    data_seconds: float
     steps: int
     source_tokens: int
     target_tokens: int
     slots: int
+    slowest_step: float  # seconds, of this rank, as the median
+    median_step: float
+    lead_seconds: float  # how long the host had to wait for the device at the end of the window
+    spans: dict[str, list[float]]  # seconds a step, by rank
+    memory_bytes: list[float]  # these three by rank
+    sent_bytes: list[float]  # in this window, by the host of the rank
+    received_bytes: list[float]
+
+    def mean(self, span: str) -> float:
+        return statistics.fmean(self.spans[span])
 
 
 class Window:
     """Adds up steps on the device; only `close` waits for it."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
-        self.phases = Phases()
-        self.loss, self.good_tokens, self.good_steps, self.norm = torch.zeros(
-            4, dtype=torch.float64, device=mesh.device
-        )
+    def __init__(self, mesh: Mesh, clip_norm: float = 0.0):
+        self.mesh, self.clip_norm = mesh, clip_norm or float("inf")
+        self.sums = torch.zeros(6, dtype=torch.float64, device=mesh.device)
+        self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped = self.sums
         self.steps = self.source_tokens = self.target_tokens = self.slots = 0
-        self.since = time.perf_counter()
+        self.data_seconds = 0.0
+        self.exchanges: list[tuple[float, float]] = []  # communication of some steps: in all, exposed
+        self.since, self.cpu_since = time.perf_counter(), time.process_time()
+        self.traffic = host.traffic()
+        self.clock = Clock(mesh.device)
 
     def add(self, loss_sum: Tensor, norm: Tensor, source_tokens: int, target_tokens: int, slots: int) -> None:
         good = torch.isfinite(norm)
@@ -46,6 +65,8 @@ class Window:
         self.good_tokens = self.good_tokens + good * target_tokens
         self.good_steps = self.good_steps + good
         self.norm = torch.where(good, norm, self.norm)
+        self.largest = torch.maximum(self.largest, torch.where(good, norm, 0.0))
+        self.clipped = self.clipped + (good & (norm > self.clip_norm))
         self.steps += 1
         self.source_tokens += source_tokens
         self.target_tokens += target_tokens
@@ -53,17 +74,46 @@ class Window:
 
     def close(self) -> Totals:
         """Wait for the device and for the other ranks."""
-        parts = (self.loss, self.good_tokens, self.good_steps, self.norm)
-        own, tokens, good, norm = torch.stack([part.double() for part in parts]).tolist()
-        (loss,) = sum_over_ranks(self.mesh, [own])
+        parts = (self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped)
+        waiting = time.perf_counter()
+        own, tokens, good, norm, largest, clipped = torch.stack([part.double() for part in parts]).tolist()
+        lead = time.perf_counter() - waiting
+        losses, memory, sent, received, *spans = self.of_all_ranks(own)
+        each = self.clock.steps()
         return Totals(
-            loss / tokens if tokens else float("nan"),
+            sum(losses) / tokens if tokens else float("nan"),
             norm,
+            largest,
+            int(clipped),
             self.steps - int(good),
             time.perf_counter() - self.since,
-            self.phases.seconds["data"],
             self.steps,
             self.source_tokens,
             self.target_tokens,
             self.slots,
+            max(each),
+            statistics.median(each),
+            lead,
+            dict(zip(SPANS, spans, strict=True)),
+            memory,
+            sent,
+            received,
         )
+
+    def of_all_ranks(self, loss: float) -> list[list[float]]:
+        """Columns by rank, in one exchange: everybody writes a line of a table of zeros, and the tables are added up."""
+        spans, traffic = self.own_spans(), host.traffic()
+        own = [loss, float(memory_bytes(self.mesh.device))]
+        own += [float(now - before) for now, before in zip(traffic, self.traffic, strict=True)]
+        own += [spans[span] / self.steps for span in SPANS]
+        table = [0.0] * (self.mesh.world * len(own))
+        table[self.mesh.rank * len(own) : (self.mesh.rank + 1) * len(own)] = own
+        table = sum_over_ranks(self.mesh, table)
+        return [table[column :: len(own)] for column in range(len(own))]
+
+    def own_spans(self) -> dict[str, float]:
+        spent = self.clock.seconds()
+        share = self.steps / len(self.exchanges) if self.exchanges else 0.0
+        spent["communication"], spent["exposed"] = (share * sum(pair[at] for pair in self.exchanges) for at in (0, 1))
+        spent["backward"] = max(0.0, spent["backward"] - spent["exposed"])
+        return spent | {"data": self.data_seconds, "cpu": time.process_time() - self.cpu_since}

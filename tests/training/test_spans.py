@@ -1,0 +1,104 @@
+"""Where the time of a step goes: marks of the clock, spans of every rank, bytes, the slice of training data."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from support import tiny_config
+
+from dragoman import runs
+from dragoman.cli.stages import prepare, train
+from dragoman.parallel.mesh import Mesh
+from dragoman.training.spans import Clock
+from dragoman.training.validate import even_slice
+from dragoman.training.window import SPANS, Window
+
+CPU = torch.device("cpu")
+
+
+class Event:
+    """Stands for a CUDA event: the device comes to it `late` seconds after the host."""
+
+    late = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        self.at = time.perf_counter() + Event.late
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1000.0
+
+
+def test_phases_add_up_by_name_and_by_step():
+    clock = Clock(CPU)
+    clock.marks = [("start", 0.0)]
+    for step in (0.0, 10.0):
+        clock.marks += [("idle", step + 1), ("forward", step + 3), ("backward", step + 6), ("optimizer", step + 10)]
+    assert clock.seconds() == {"idle": 2, "other": 0, "forward": 4, "backward": 6, "optimizer": 8}
+    assert clock.steps() == [10.0, 10.0]
+
+
+def test_on_a_gpu_the_device_says_how_long_it_took(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    clock = Clock(torch.device("cuda", 0))
+    Event.late = 5.0  # the host has gone on long ago
+    clock.mark("forward")
+    assert clock.seconds()["forward"] == pytest.approx(5.0, abs=0.5)
+
+
+def test_a_window_counts_clipped_steps_and_keeps_the_largest_norm():
+    window = Window(Mesh(0, 1, 0, CPU), clip_norm=2.0)
+    for norm in (1.0, 5.0, float("inf"), 3.0, 1.5):
+        window.clock.mark("optimizer")
+        window.add(torch.tensor(10.0), torch.tensor(norm), 5, 5, 8)
+    totals = window.close()
+    assert (totals.clipped, totals.largest_norm, totals.grad_norm, totals.skipped) == (2, 5.0, 1.5, 1)
+    assert totals.loss == 2.0
+
+
+def test_exposed_communication_is_taken_out_of_the_backward_pass():
+    window = Window(Mesh(0, 1, 0, CPU))
+    window.steps = 4
+    window.exchanges = [(0.30, 0.10), (0.50, 0.30)]  # two of the four steps were timed
+    window.clock.marks = [("start", 0.0), ("backward", 2.0)]
+    spans = window.own_spans()
+    assert (spans["communication"], spans["exposed"], spans["backward"]) == pytest.approx((1.6, 0.8, 1.2))
+
+
+def test_the_slice_is_spread_over_the_training_set_and_always_the_same(tmp_path):
+    data = prepare(tiny_config(tmp_path / "data", tmp_path / "run")).encoded("train")
+    chosen = even_slice(data, 40)
+    assert len(chosen) == 40
+    for side, original in ((chosen.source, data.source), (chosen.target, data.target)):
+        for at, index in ((0, 0), (39, len(data) - 1)):
+            np.testing.assert_array_equal(side.sentence(at), original.sentence(index))
+    np.testing.assert_array_equal(chosen.source.ids, even_slice(data, 40).source.ids)
+    assert len(even_slice(data, 10**6)) == len(data)
+
+
+def test_a_run_writes_spans_that_make_up_its_steps(tmp_path):
+    config = tiny_config(tmp_path / "data", tmp_path / "run", "validation.every=6", "train.log_every=3")
+    prepare(config)
+    train(config)
+    folder = runs.RunFolder(config.run.folder)
+    rows = runs.read_rows(folder.spans)
+    assert [row["step"] for row in rows] == [3, 6]
+    metrics = [row for row in runs.read_rows(folder.metrics) if row["kind"] == "train"]
+    for row, spans in zip(metrics, rows, strict=True):
+        assert spans["steps"] == row["steps"] == 3
+        assert all(len(spans[name]) == 1 for name in SPANS)
+        made_of = sum(
+            row[f"{name}_seconds"] for name in ("idle", "other", "forward", "backward", "exposed", "optimizer")
+        )
+        assert made_of <= row["step_seconds"]
+        assert made_of == pytest.approx(row["step_seconds"], rel=0.35)
+        assert row["median_step_seconds"] <= row["slowest_step_seconds"]
+    (valid,) = [row for row in runs.read_rows(folder.metrics) if row["kind"] == "valid"]
+    assert valid["train_slice_pairs"] == valid["pairs"]
+    assert valid["train_slice_loss"] > 0
+    (host,) = runs.read_json(folder.environment)["hosts"]
+    assert (host["ranks"], host["rank_gpus"], host["clock_offset_seconds"]) == ([0], [None], 0.0)
