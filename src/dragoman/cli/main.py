@@ -274,7 +274,7 @@ def main() -> None:
 def fail(line: str, code: int) -> None:
     """One rank of several hands its line to the launcher, so that it is shown once."""
     if "RANK" in os.environ:
-        from dragoman.parallel.launch import report_error
+        from dragoman.parallel.ranks import report_error
 
         report_error(line)
     else:
