@@ -77,6 +77,7 @@ class Crew:
         self.place = place
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
+        shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
         shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
         self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
