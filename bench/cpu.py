@@ -21,6 +21,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
+from dragoman.parallel.wrap import wrap
 from padded import Plain, sample
 from peers import batch_of, updates
 
@@ -33,7 +34,6 @@ from dragoman.config import Config, load_config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import steps
 from dragoman.parallel.mesh import Mesh, pick_device
-from dragoman.parallel.wrap import wrap
 from dragoman.training.precision import resolve
 from dragoman.training.trainer import Trainer
 

@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 import torch
+from dragoman.parallel.wrap import wrap
 
 from dragoman.config import Config, load_config
 from dragoman.config.schedule import learning_rate
@@ -25,7 +26,6 @@ from dragoman.data.loader import Batch, Step, prefetched, steps
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import wrap
 from dragoman.training import facts, optim
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState

@@ -30,7 +30,7 @@ def missing() -> str:
         return "needs iproute2"
     trial = f"dragoman-try-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, check=False).returncode == 0
-    linked = "ip -n {0} link add t0 type veth peer name t1 && ip -n {0} link add b0 type bridge".format(trial)
+    linked = f"ip -n {trial} link add t0 type veth peer name t1 && ip -n {trial} link add b0 type bridge"
     works = made and subprocess.run(linked, shell=True, capture_output=True, check=False).returncode == 0
     if made:
         subprocess.run(["ip", "netns", "del", trial], check=False)

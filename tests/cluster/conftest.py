@@ -32,7 +32,9 @@ class Starter:
     data: Path
     folder: Path
 
-    def words(self, *overrides: str, hosts: str = "a:1,b:1", options: tuple[str, ...] = (), run: str = "run") -> list[str]:
+    def words(
+        self, *overrides: str, hosts: str = "a:1,b:1", options: tuple[str, ...] = (), run: str = "run"
+    ) -> list[str]:
         config = tiny_config(self.data, self.folder / run, *overrides)
         remote = ["--hosts", hosts, "--rsh", str(self.lab.rsh), *options]
         return self.lab.dragoman("launch", "tiny", *as_overrides(config), *remote)

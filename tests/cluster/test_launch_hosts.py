@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,7 +38,8 @@ def alone(prepared, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "hosts", ["a:1,b:1", pytest.param("a:2,b:2", marks=pytest.mark.cluster), pytest.param("a:1,b:3", marks=pytest.mark.cluster)]
+    "hosts",
+    ["a:1,b:1", pytest.param("a:2,b:2", marks=pytest.mark.cluster), pytest.param("a:1,b:3", marks=pytest.mark.cluster)],
 )
 def test_hosts_learn_what_one_process_learns(start, alone, tmp_path, hosts):
     result = start(*SPLIT, hosts=hosts)
@@ -67,7 +66,9 @@ class TestMistakes:
 
     def test_an_interface_that_does_not_exist(self, start):
         line = one_line(start(options=("--interface", "ib0"), check=False))
-        assert f"host a: has no interface ib0 that is up; it has lo (127.0.0.1), eth0 ({start.lab.address('a')})" in line
+        assert (
+            f"host a: has no interface ib0 that is up; it has lo (127.0.0.1), eth0 ({start.lab.address('a')})" in line
+        )
 
     def test_a_closed_port(self, start):
         start.lab.close_port("a", 29555)
@@ -80,10 +81,12 @@ class TestMistakes:
         assert "open TCP between the hosts" in line
 
     def test_a_busy_port(self, start, lab):
-        held = f"import socket, time; s = socket.create_server(('', 29556)); time.sleep(60)"
+        held = "import socket, time; s = socket.create_server(('', 29556)); time.sleep(60)"
         with subprocess.Popen(lab.command("a", sys.executable, "-c", held)) as holder:
             time.sleep(1.0)
-            result = subprocess.run(start.words(options=("--port", "29556")), capture_output=True, text=True, check=False)
+            result = subprocess.run(
+                start.words(options=("--port", "29556")), capture_output=True, text=True, check=False
+            )
             holder.kill()
         assert "host a: port 29556 is in use by another program; leave --port out" in one_line(result)
 
@@ -141,7 +144,7 @@ def test_ctrl_c_ends_every_process_with_a_checkpoint(start, tmp_path):
     assert start.lab.left_behind() == []
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
     assert (stop["event"], stop["reason"]) == ("stop", "interrupted")
-    assert f"dragoman launch" in out
+    assert "dragoman launch" in out
     assert "--resume" in out
 
 

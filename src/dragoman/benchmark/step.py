@@ -21,7 +21,6 @@ from dragoman.benchmark.train import changed
 from dragoman.config import Config
 from dragoman.data.loader import Step, steps
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import exchange, wrap
 from dragoman.training import optim
 from dragoman.training.step import apply, clip, seed_for
 from dragoman.training.trainer import Trainer
@@ -63,7 +62,7 @@ def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
     torch.manual_seed(seed_for(trainer.config.run.seed, state.step, mesh.rank))
     optim.set_rate(state.optimizer, trainer.rate(state.step))
     for number, batch in enumerate(step.micro_batches, 1):
-        with exchange(wrapped, last=number == len(step.micro_batches)):
+        with trainer.strategy.exchange(wrapped, last=number == len(step.micro_batches)):
             inputs = batch.to(mesh.device).tensors()
             clock.mark("other")
             with trainer.arithmetic():
@@ -88,7 +87,7 @@ def measure_step(
         trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
         trainer.begin(resume=False)  # finds out how many rows fit
         figures.forget_peak_memory(mesh.device)
-        wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
         batches = cycle(on_device(trainer))
         for step in islice(batches, warmup):
             timed_update(trainer, wrapped, step)

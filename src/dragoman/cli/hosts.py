@@ -18,22 +18,26 @@ Overrides = Annotated[
     Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
 ]
 Hosts = Annotated[
-    str, typer.Option(help="NAME:PROCESSES with commas between; without a number one process per GPU.", show_default=False)
+    str,
+    typer.Option(help="NAME:PROCESSES with commas between; without a number one process per GPU.", show_default=False),
 ]
-Shell = Annotated[Optional[str], typer.Option("--rsh", help="Command that runs a command on a host.", show_default="ssh")]
+Shell = Annotated[
+    Optional[str], typer.Option("--rsh", help="Command that runs a command on a host.", show_default="ssh")
+]
 Folder = Annotated[
-    Optional[str], typer.Option(help="Where to work on every host; paths are relative to it.", show_default="this folder")
+    Optional[str],
+    typer.Option(help="Where to work on every host; paths are relative to it.", show_default="this folder"),
 ]
-Python = Annotated[Optional[str], typer.Option(help="Python that has dragoman, on every host.", show_default="this one")]
+Python = Annotated[
+    Optional[str], typer.Option(help="Python that has dragoman, on every host.", show_default="this one")
+]
 Interface = Annotated[
     str, typer.Option(help="Network interface that leads to the other hosts.", show_default="the one that works")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
 
 
-def cluster_of(
-    hosts: str, shell: str | None, folder: str | None, python: str | None, interface: str, port: int
-) -> Any:
+def cluster_of(hosts: str, shell: str | None, folder: str | None, python: str | None, interface: str, port: int) -> Any:
     from dragoman.parallel.hosts import SSH, Cluster, parse_hosts
 
     place = folder or str(Path.cwd())

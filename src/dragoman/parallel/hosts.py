@@ -219,8 +219,7 @@ class Fleet:
             only = self.hosts[0]
             only.interface = self.cluster.interface or "lo"
             only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
-            self.port = self.port or only.ask("listen", port=0)["port"]
-            only.ask("deaf")
+            self.port = only.ask("listen", port=self.port)["port"]
             return
         ports = self.each(lambda host: host.ask("listen", port=self.cluster.port if host is self.hosts[0] else 0))
         for host, listening_at in zip(self.hosts, ports, strict=True):
@@ -242,7 +241,7 @@ class Fleet:
 
     def choose_address(self, host: Host, listening_at: Message) -> None:
         addresses = self.own_addresses(host)
-        listener = {"port": listening_at["port"], "token": listening_at["token"]}
+        listener: dict[str, Any] = {"port": listening_at["port"], "token": listening_at["token"]}
         others = [other for other in self.hosts if other is not host]
         found = self.each(
             lambda other: {} if other is host else other.ask("reach", addresses=list(addresses.values()), **listener)
@@ -268,7 +267,7 @@ class Fleet:
         for host in self.hosts:
             starting[host.name] = Place(first, host.ranks, world, self.hosts[0].address, self.port, host.interface)
             first += host.ranks
-        shared = {"arguments": arguments, "environment": environment, "attempt": attempt}
+        shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
         self.each(lambda host: host.ask("start", place=starting[host.name].as_dict(), **shared))
 
     def watch(self) -> tuple[int, str]:
@@ -343,9 +342,10 @@ def attempt_on_hosts(
                 fleet.look()
                 fleet.check_same()
                 fleet.meet()
-                if len(fleet.hosts) > 1:
-                    fleet.stop_listening()
-                told = ", ".join(f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in fleet.hosts)
+                fleet.stop_listening()
+                told = ", ".join(
+                    f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in fleet.hosts
+                )
                 print(f"hosts: {told}; rank 0 listens at port {fleet.port}", flush=True)
                 fleet.start(arguments, environment, attempt)
                 return fleet.watch()

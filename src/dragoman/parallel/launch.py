@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import psutil
 
 from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place
+
+PORTS = (20_000, 32_000)
 
 
 def started_by_launcher() -> bool:
@@ -66,9 +69,12 @@ def launch_once(processes: int, arguments: list[str], attempt: int) -> int:
 
 
 def free_port(address: str) -> int:
-    with socket.socket() as listener:
-        listener.bind((address, 0))
-        return int(listener.getsockname()[1])
+    """Not one of those that the system hands out by itself: another program could be given it before rank 0 takes it."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((address, port))
+            return port
 
 
 def loopback() -> str:

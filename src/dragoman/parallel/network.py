@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from dragoman.errors import TrainingError
+from dragoman.parallel.launch import free_port
 
 REACH_SECONDS = 4.0
 TOKEN_BYTES = 16
@@ -46,6 +47,7 @@ class Listener:
 
     def __init__(self, port: int = 0):
         try:
+            port = port or free_port("")
             self.socket = socket.create_server(("", port), backlog=64)
         except OSError as error:
             reason = "is in use by another program" if "in use" in str(error) else f"cannot be used ({error.strerror})"

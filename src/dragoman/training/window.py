@@ -55,7 +55,9 @@ class Window:
         """Wait for the device and for the other ranks."""
         parts = (self.loss, self.good_tokens, self.good_steps, self.norm)
         own, tokens, good, norm = torch.stack([part.double() for part in parts]).tolist()
-        (loss,) = sum_over_ranks(self.mesh, [own])
+        # Ranks that train by themselves for a while may differ in what was good: all must see the same numbers.
+        loss, *others = sum_over_ranks(self.mesh, [own, tokens, good, norm])
+        tokens, good, norm = (total / self.mesh.world for total in others)
         return Totals(
             loss / tokens if tokens else float("nan"),
             norm,
