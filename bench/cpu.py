@@ -21,7 +21,6 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from dragoman.parallel.wrap import wrap
 from padded import Plain, sample
 from peers import batch_of, updates
 
@@ -99,7 +98,7 @@ def packed(config: Config, data: PreparedData) -> Update:
     mesh = Mesh(0, 1, 0, pick_device(config.train.device))
     trainer = Trainer(config, data, mesh, [], __version__, runs.silent)
     trainer.begin(resume=False)  # finds out how many rows it takes at once
-    wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+    wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
     stream = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
 
     def update() -> int:

@@ -52,7 +52,7 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
 def pack(rows: Tensor) -> Tensor:
     """[rows, numbers] in fp32 -> [rows, bytes]: the numbers in 8 bits, then the scales of their blocks."""
     blocks = rows.view(rows.shape[0], -1, BLOCK)
-    scales = blocks.abs().amax(dim=2).div_(127.0).clamp_(min=1e-30)
+    scales = torch.linalg.vector_norm(blocks, torch.inf, dim=2).div_(127.0).clamp_(min=1e-30)
     numbers = (blocks / scales.unsqueeze(2)).round_().to(torch.int8)
     return torch.cat([numbers.flatten(1), scales.view(torch.int8)], dim=1)
 
