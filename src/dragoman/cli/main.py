@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data
+from dragoman.cli import bench, checkpoints, data, hosts
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -27,6 +27,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.command()(hosts.launch)
+app.command(hidden=True)(hosts.agent)
 
 
 class Engine(StrEnum):
@@ -119,15 +121,10 @@ def train(
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        again = [
-            "dragoman",
-            "train",
-            run_file,
-            *(overrides or []),
-            *(["--nproc", ranks] if ranks != "1" else []),
-            "--resume",
-        ]
-        tell.trained(config.run.folder, " ".join(again), reason)
+        nproc_option = ["--nproc", ranks] if ranks != "1" else []
+        own = " ".join(["dragoman", "train", run_file, *(overrides or []), *nproc_option])
+        again = os.environ.get("DRAGOMAN_COMMAND", own)  # of whoever started the ranks
+        tell.trained(config.run.folder, f"{again.removesuffix(' --resume')} --resume", reason)
     if reason == "interrupted":
         raise typer.Exit(130)
 
@@ -274,7 +271,7 @@ def main() -> None:
 def fail(line: str, code: int) -> None:
     """One rank of several hands its line to the launcher, so that it is shown once."""
     if "RANK" in os.environ:
-        from dragoman.parallel.launch import report_error
+        from dragoman.parallel.ranks import report_error
 
         report_error(line)
     else:

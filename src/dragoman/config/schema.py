@@ -292,6 +292,29 @@ class Checkpoint(Section):
     """Which validation score makes a checkpoint the best."""
 
 
+class Parallel(Section):
+    """How several ranks share the work. One process has nobody to share with: nothing of this matters then."""
+
+    strategy: Literal["ddp", "two_level", "fsdp", "hybrid", "local", "streaming"] = "ddp"
+    """`ddp`: gradients averaged over all ranks at every step, while the backward pass runs. `two_level`: the same, inside each
+    host first. `fsdp`: weights, gradients and moments cut into pieces, for models that do not fit; `hybrid`: cut inside a host
+    only. `local`: every host trains by itself and they agree every inner_steps (DiLoCo), for slow networks; `streaming`: the same
+    in fragments, while computing goes on. The first four make the same updates; the last two do not, and are for slow networks."""
+    wire: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Numbers on the network: `bf16` half of the traffic, `int8` a quarter, where what rounding takes away is added the next time.
+    Not with fsdp and hybrid."""
+    ranks_per_island: Count = 0
+    """Ranks that are close to each other (two_level, hybrid, local, streaming); 0: those of one host."""
+    inner_steps: Positive = 20
+    """Steps between two agreements (local, streaming)."""
+    fragments: Positive = 4
+    """Parts of the weights that take turns (streaming); must divide inner_steps."""
+    outer_learning_rate: Annotated[float, Field(gt=0.0)] = 0.7
+    """Of the outer step (local, streaming). 1 with outer_momentum = 0 is the plain mean of all weights."""
+    outer_momentum: Share = 0.9
+    """Of the outer step, Nesterov's kind (local, streaming)."""
+
+
 class Translate(Section):
     """Search at translation time."""
 
@@ -328,6 +351,7 @@ class Config(Section):
     schedule: Schedule = Schedule()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
     translate: Translate = Translate()
     monitor: Monitor = Monitor()
 
@@ -363,6 +387,12 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
+    yield from parallel_rules(config.parallel)
+    if config.train.average_decay and config.parallel.strategy not in ("ddp", "two_level"):
+        yield (
+            f'train.average_decay = {config.train.average_decay} needs parallel.strategy = "ddp" or "two_level", where all ranks hold '
+            f'the same weights, not "{config.parallel.strategy}"; set it to 0.0, and average checkpoints afterwards'
+        )
     yield from corpus_rules(data)
     yield from subword_rules(config)
     if schedule.policy == "transformer" and not schedule.warmup_steps:
@@ -377,6 +407,16 @@ def broken_rules(config: Config) -> Iterator[str]:
             yield f"schedule.boundaries = {list(schedule.boundaries)} must rise"
     if schedule.policy == "inverse_polynomial" and not schedule.min_learning_rate:
         yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
+
+
+def parallel_rules(parallel: Parallel) -> Iterator[str]:
+    if parallel.strategy in ("fsdp", "hybrid") and parallel.wire != "fp32":
+        yield f'parallel.wire = "{parallel.wire}" has no meaning with parallel.strategy = "{parallel.strategy}"; set it to "fp32"'
+    if parallel.strategy == "streaming" and parallel.inner_steps % parallel.fragments:
+        yield (
+            f"parallel.fragments = {parallel.fragments} does not divide parallel.inner_steps = {parallel.inner_steps}; "
+            "choose a divisor"
+        )
 
 
 def corpus_rules(data: Data) -> Iterator[str]:
