@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dragoman import runs
 from dragoman.config.schema import Config, Corpus, Data
@@ -14,6 +15,7 @@ from dragoman.errors import DataError
 
 Pair = tuple[str, str]
 RawPair = formats.RawPair
+Text = Any  # pa.LargeStringArray: one line a place
 
 TWO_FILES = ("lines", "sgm")
 SUFFIXES = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".tmx": "tmx", ".sgm": "sgm", ".sgml": "sgm"}
