@@ -68,7 +68,7 @@ def test_killed_and_started_again_gives_the_same_data(corpus, stage, call):
     data = prepare(config, "test", workers=2)
     assert data.manifest == expected(corpus)
     assert not [path for path in corpus.iterdir() if path.suffix in (".partial", ".old")]
-    assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.is_dir()]
+    assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.name == "encoded"]
 
 
 class Stop(Exception):
@@ -125,7 +125,7 @@ def test_interrupted_from_the_keyboard(corpus):
     config = config_for(corpus, SHARDS, 'clean.own=["slow:filter"]')
     command = [sys.executable, "-m", "dragoman", "prepare", "tiny", *as_overrides(config), "--workers", "2"]
     with subprocess.Popen(command, cwd=corpus, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for(corpus / "out.partial" / "work" / "cleaned" / "train-00001.json")
+        wait_for(corpus / "out.partial", "cleaned-*/train-00001.json")
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -142,21 +142,21 @@ def test_interrupted_while_subwords_are_learnt(corpus, monkeypatch, workers):
 
     def press(stage, *_):
         if stage == "learning subwords" and workers == 1:
-            monkeypatch.setattr("dragoman.data.prepare.read_text", lambda _: os.kill(os.getpid(), signal.SIGINT) or [])
+            monkeypatch.setattr("dragoman.data.prepare.read_cleaned", lambda _: os.kill(os.getpid(), signal.SIGINT))
         elif stage == "learning subwords":
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         prepare(config, "test", workers=workers, progress=press)
     monkeypatch.undo()
-    assert len(list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.tsv"))) == 8
+    assert len(list((corpus / "out.partial").glob("cleaned-*/train-*.arrow"))) == 8
     assert prepare(config, "test", workers=workers).manifest == expected(corpus)
 
 
-def wait_for(path, seconds=60.0):
+def wait_for(folder, pattern, seconds=60.0):
     until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, path
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < until, pattern
         time.sleep(0.01)
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
     assert result.returncode == 2
     assert "was killed by SIGKILL, most often for want of memory: use fewer --workers" in last
     assert "Traceback" not in result.stderr
-    assert list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+    assert list((corpus / "out.partial").glob("cleaned-*/train-*.json"))
     (corpus / "spared").touch()
     dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus)
     assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"]
@@ -193,7 +193,7 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus):
         assert "Traceback" not in result.stderr
         assert f"{disk}/out.partial" in line
         assert "No space left on device. Make room" in line
-        assert list((disk / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+        assert list((disk / "out.partial").glob("cleaned-*/train-*.json"))
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2")
         assert PreparedData(disk / "out").manifest["digest"] == expected(corpus)["digest"]

@@ -30,6 +30,7 @@ from dragoman.data.corpus import Pair, RawPair, Text
 from dragoman.errors import DataError, require_extra
 
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 LONGEST_LINE = 5_000  # characters; no sentence is longer, and subwords of such lines cost minutes
 TELLING_WORDS = 3  # shorter sentences are met everywhere
@@ -66,24 +67,22 @@ class Block:
         return len(self.sides[0])
 
     @cached_property
-    def characters(self) -> npt.NDArray[np.int64]:
+    def characters(self) -> Ints:
         """[side, pair]"""
         return np.stack([pc.utf8_length(side).to_numpy() for side in self.sides])
 
     @cached_property
-    def words(self) -> npt.NDArray[np.int64]:
+    def words(self) -> Ints:
         return np.stack([pc.count_substring(side, " ").to_numpy() for side in self.sides]) + 1
 
     def holds(self, pattern: str) -> Bools:
         """Which pairs have it on a side."""
-        return np.any([bools(pc.match_substring_regex(side, pattern)) for side in self.sides], axis=0)
+        return either([bools(pc.match_substring_regex(side, pattern)) for side in self.sides])
 
     def through(self, repair: Repair) -> tuple[Block, Bools]:
         """The block after a repair, and which pairs it changed."""
-        mended = Block(*map(repair, self.sides))
-        return mended, np.any(
-            [bools(pc.not_equal(*both)) for both in zip(self.sides, mended.sides, strict=True)], axis=0
-        )
+        mended = Block(*(repair(side) for side in self.sides))
+        return mended, either([bools(pc.not_equal(*both)) for both in zip(self.sides, mended.sides, strict=True)])
 
     def only(self, keep: Bools) -> Block:
         return self if keep.all() else Block(*(side.filter(pa.array(keep)) for side in self.sides))
@@ -106,6 +105,12 @@ def bools(mask: Any) -> Bools:
     return found
 
 
+def either(sides: Any) -> Bools:
+    """True on a side."""
+    found: Bools = sides[0] | sides[1]
+    return found
+
+
 Filter = Callable[[Block], Bools]  # which pairs to drop
 Check = Callable[[str, str], str | None]  # the reason to drop a pair
 
@@ -114,32 +119,30 @@ Check = Callable[[str, str], str | None]  # the reason to drop a pair
 
 
 def empty(block: Block) -> Bools:
-    return (block.characters == 0).any(axis=0)
+    return either(block.characters == 0)
 
 
 def control_characters(block: Block) -> Bools:
     return block.holds(CONTROL)
 
 
-def characters_over(largest: int) -> Filter:
-    return lambda block: (block.characters > largest).any(axis=0)
-
-
-def words_over(largest: int) -> Filter:
-    return lambda block: (block.words > largest).any(axis=0)
+def longer_than(largest: int, measure: str) -> Filter:
+    return lambda block: either(getattr(block, measure) > largest)
 
 
 def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
     def unequal_lengths(block: Block) -> Bools:
-        lengths = getattr(block, measure)
-        longer = lengths.max(axis=0)
-        return (longer >= at_least) & (longer > largest * lengths.min(axis=0))
+        lengths: Ints = getattr(block, measure)
+        longer, shorter = np.maximum(*lengths), np.minimum(*lengths)
+        unequal: Bools = (longer >= at_least) & (longer > largest * shorter)
+        return unequal
 
     return unequal_lengths
 
 
 def copied(block: Block) -> Bools:
-    return bools(pc.equal(*block.sides)) & (block.words[0] >= COPY_FROM_WORDS)
+    same: Bools = bools(pc.equal(*block.sides)) & (block.words[0] >= COPY_FROM_WORDS)
+    return same
 
 
 def held_out_before(held_out: Iterable[Pair]) -> Filter:
@@ -151,7 +154,8 @@ def held_out_before(held_out: Iterable[Pair]) -> Filter:
         if not known:
             return np.zeros(len(block), np.bool_)
         found = np.stack([is_known(side) for is_known, side in zip(known, block.sides, strict=True)])
-        return found.all(axis=0) | (found & (block.words >= TELLING_WORDS)).any(axis=0)
+        overlapping: Bools = found[0] & found[1] | either(found & (block.words >= TELLING_WORDS))
+        return overlapping
 
     return overlap
 
@@ -277,10 +281,8 @@ HTML = Repair("[&<]", without_html)
 class Cleaner:
     """Repairs, filters and checks of one configuration, by name. The first reason counts, checks of pairs come last."""
 
-    def __init__(
-        self, repairs: dict[str, Repair] | None = None, filters: dict[str, Filter] | None = None, *checks: Check
-    ):
-        self.repairs, self.filters, self.checks = repairs or {}, filters or {}, checks
+    def __init__(self, repairs: dict[str, Repair], filters: dict[str, Filter], *checks: Check):
+        self.repairs, self.filters, self.checks = repairs, filters, checks
 
     def __call__(self, raw: list[RawPair]) -> tuple[Block, dict[int, str], Counter[str]]:
         """The pairs as they are after repairs, reasons to drop by their place, and how many were repaired."""
@@ -315,42 +317,38 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
     mending = {"broken encoding": (section.encoding, ENCODING), "HTML": (section.html, HTML)}
     repairs = {name: repair for name, (choice, repair) in mending.items() if choice == "repair"}
     spaced = not UNSPACED & {language.replace("_", "-").split("-")[0] for language in languages}
-    most, ratios = section, (section.max_word_ratio if spaced else 0, section.max_character_ratio)
-    filters: dict[str, Filter | None] = {
-        "empty side": empty,
-        "control characters": control_characters if section.control_characters else None,
-        "broken encoding": {
-            "drop": lambda block: block.holds(LOST) | block.through(ENCODING)[1],
-            "repair": lambda block: block.holds(LOST),
-        }.get(section.encoding),
-        "HTML": (lambda block: block.through(HTML)[1]) if section.html == "drop" else None,
-        f"over {most.max_characters:,} characters": most.max_characters and characters_over(most.max_characters),
-        f"over {most.max_words:,} words": most.max_words and words_over(most.max_words),
-        f"word ratio over {ratios[0]:g}": ratios[0] and ratio_over(ratios[0], "words", RATIO_FROM_WORDS),
-        f"character ratio over {ratios[1]:g}": ratios[1]
-        and ratio_over(ratios[1], "characters", RATIO_FROM_CHARACTERS),
-        "copy of the source": copied if section.copies else None,
-        "in validation or test set": held_out_before(held_out) if section.overlap else None,
-    }
-    checks = [digits_differ] * section.digits + [wrong_language(languages) for _ in range(section.language)]
-    wanted = {reason: drops for reason, drops in filters.items() if drops}
+    characters, words = section.max_characters, section.max_words
+    word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
+    filters: list[tuple[object, str, Filter]] = [
+        (True, "empty side", empty),
+        (section.control_characters, "control characters", control_characters),
+        (section.encoding == "drop", "broken encoding", lambda block: block.holds(LOST) | block.through(ENCODING)[1]),
+        (section.encoding == "repair", "broken encoding", lambda block: block.holds(LOST)),
+        (section.html == "drop", "HTML", lambda block: block.through(HTML)[1]),
+        (characters, f"over {characters:,} characters", longer_than(characters, "characters")),
+        (words, f"over {words:,} words", longer_than(words, "words")),
+        (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
+        (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),
+        (section.copies, "copy of the source", copied),
+        (section.overlap, "in validation or test set", held_out_before(held_out)),
+    ]
+    checks: list[Check] = [digits_differ] if section.digits else []
+    checks += [wrong_language(languages)] if section.language else []
+    wanted = {reason: drops for on, reason, drops in filters if on}
     return Cleaner(repairs, wanted, *checks, *map(own_filter, section.own))
-
-
-MUST_HAVE = Cleaner(
-    filters={
-        "empty side": empty,
-        "control characters": control_characters,
-        f"over {LONGEST_LINE:,} characters": characters_over(LONGEST_LINE),
-    }
-)
 
 
 def checked(raw: Iterable[RawPair], name: str) -> Block:
     """Pairs of a validation or test set. Dropping one would change the scores, so a bad one is refused."""
-    block, reasons, _ = MUST_HAVE(list(raw))
+    filters = {
+        "empty side": empty,
+        "control characters": control_characters,
+        f"over {LONGEST_LINE:,} characters": longer_than(LONGEST_LINE, "characters"),
+    }
+    block, reasons, _ = Cleaner({}, filters)(list(raw))
     for place in sorted(reasons):
         raise DataError(
-            f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it on both sides"
+            f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it "
+            "on both sides"
         )
     return block

@@ -69,7 +69,7 @@ class Encoded:
 
 
 def encode_shard(
-    stage: Path, cleaned: Path, name: str, part: str, reasons: Reasons, config: Config, threads: int
+    stage: Path, name: str, part: str, cleaned: Path, reasons: Reasons, config: Config, threads: int
 ) -> Shard:
     """Turn one cleaned shard into ids, without duplicates and without training pairs of more than data.max_tokens subwords.
     Its text is written again, so that text and ids agree; where there are variants, those of a pair follow each other."""
@@ -94,7 +94,9 @@ def encode_shard(
         names = [*DUPLICATES, f"over {max_tokens} subwords"]
         for place in np.flatnonzero(reasons).tolist():
             shard.drop(names[reasons[place]], numbers[place].as_py(), block.pair(place))
-    write_shard(stage, shard, fresh.only(fits), [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)])
+    write_shard(
+        stage, shard, fresh.only(fits), [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
+    )
     return shard
 
 

@@ -267,7 +267,7 @@ class Preparation:
         self.tell(f"encoding {part}", shards)
         none = {shard.name: np.zeros(shard.pairs, np.uint8) for shard in shards}
         return [
-            encode_shard(self.encoded, self.cleaned, name, part, kept, self.config, self.crew.size)
+            encode_shard(self.encoded, name, part, self.cleaned, kept, self.config, self.crew.size)
             for name, kept in none.items()
         ]
 
@@ -276,7 +276,7 @@ class Preparation:
         shards = [shard for shard in before if shard]
         threads = self.crew.size if len(cleaned) == 1 else 1
         tasks: list[Task] = [
-            (encode_shard, (self.encoded, self.cleaned, shard.name, "train", drops, self.config, threads))
+            (encode_shard, (self.encoded, shard.name, "train", self.cleaned, drops, self.config, threads))
             for shard, drops, done in zip(cleaned, reasons, before, strict=True)
             if not done
         ]

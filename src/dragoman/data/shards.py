@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -107,7 +107,7 @@ def cleaner_of(stage: Path, config: Config) -> clean.Cleaner:
     """Built once a process. The name of the stage stands for the settings and for the text of the validation and test sets."""
     if stage not in CLEANERS:
         CLEANERS.clear()
-        CLEANERS[stage] = new_cleaner(stage, config) if is_cleaned(config) else clean.Cleaner()
+        CLEANERS[stage] = new_cleaner(stage, config) if is_cleaned(config) else clean.Cleaner({}, {})
     return CLEANERS[stage]
 
 
@@ -154,20 +154,20 @@ def duplicates(stage: Path, shards: list[Shard], config: Config) -> list[Reasons
     paths = [stage / f"{shard.name}.arrow" for shard in shards]
     starts = np.cumsum([0] + [shard.pairs for shard in shards])
     reasons = np.zeros(starts[-1], dtype=np.uint8)
-    wanted = {"near": config.clean.near_duplicates, "key": config.clean.duplicates}
-    for reason, (name, on) in zip((2, 1), wanted.items(), strict=True):
-        if on and is_cleaned(config):
-            reasons[seen_before(lambda n=name: (column(path, n).to_numpy() for path in paths), len(reasons))] = reason
+    if is_cleaned(config) and config.clean.near_duplicates:
+        reasons[seen_before(paths, "near", len(reasons))] = 2
+    if is_cleaned(config) and config.clean.duplicates:
+        reasons[seen_before(paths, "key", len(reasons))] = 1
     return np.split(reasons, starts[1:-1])
 
 
-def seen_before(read: Callable[[], Iterator[Keys]], total: int) -> npt.NDArray[np.bool_]:
+def seen_before(paths: list[Path], key_name: str, total: int) -> clean.Bools:
     """Which of all keys occur earlier. They are compared in slices of their range, so that memory is bounded."""
     again = np.zeros(total, dtype=np.bool_)
     slices = total // KEYS_AT_ONCE + 1
     for number in range(slices):
         places, keys, start = [], [], 0
-        for part in read():
+        for part in (column(path, key_name).to_numpy() for path in paths):
             inside = np.flatnonzero(part % np.uint64(slices) == number)
             places.append(inside + start)
             keys.append(part[inside])

@@ -25,7 +25,9 @@ from dragoman.data.corpus import Text
 from dragoman.errors import DataError
 from dragoman.runs import digest_of
 
-Cut = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]  # ids end to end, each text closed with the end mark; its ids
+Cut = tuple[
+    npt.NDArray[np.uint32], npt.NDArray[np.int64]
+]  # ids end to end, each text closed with the end mark; its ids
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 VOCABULARY_FILE = "vocabulary.model"
@@ -64,11 +66,11 @@ class Vocabulary:
     def knows_words(self) -> bool:
         """Whether a text is cut word by word, whatever stands beside: true of BPE (whose scores are ranks), unless a piece goes
         beyond a word or white space is treated in a way of its own. Unigram's sums are rounded over the whole text."""
-        pieces = range(len(self))
-        if UNK == self.processor.piece_to_id(SPACE) or any(SPACE in piece[1:] for piece in map(self.processor.id_to_piece, pieces)):
+        cut, numbers = self.processor.encode, range(len(self))
+        inside = any(SPACE in piece[1:] for piece in map(self.processor.id_to_piece, numbers))
+        if inside or self.processor.piece_to_id(SPACE) == UNK:
             return False
-        cut = self.processor.encode
-        return all(self.processor.get_score(number).is_integer() for number in pieces) and all(
+        return all(self.processor.get_score(number).is_integer() for number in numbers) and all(
             cut(probe) == list(chain.from_iterable(cut(probe.split(" ")))) for probe in PROBES
         )
 
@@ -160,15 +162,14 @@ def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
 
 def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
     """Learn a vocabulary from blocks of text."""
-    if section.kind == "unigram":
-        sentences, form = (line for text in texts for line in text.to_pylist()), "text"
-    else:  # the others learn the same from words with their counts, in less memory
-        sentences, form = words_with_counts(texts), "tsv"
+    counted = section.kind != "unigram"  # the others learn the same from words with their counts, in less memory
     model = io.BytesIO()  # given a file name, SentencePiece would write that name into the model
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences,
-            input_format=form,
+            sentence_iterator=words_with_counts(texts)
+            if counted
+            else (line for text in texts for line in text.to_pylist()),
+            input_format="tsv" if counted else "text",
             model_writer=model,
             vocab_size=section.vocab_size,
             model_type=section.kind,
