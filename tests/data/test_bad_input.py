@@ -12,8 +12,9 @@ import zstandard
 from support import dragoman, tiny_config
 
 from dragoman.cli.stages import prepare
+from dragoman.config.schema import Data
 from dragoman.data.clean import LONGEST_LINE
-from dragoman.data.corpus import raw_pairs
+from dragoman.data.corpus import held_out, raw_pairs, read_pairs
 from dragoman.data.streams import TOO_LONG, seems
 from dragoman.errors import DataError
 
@@ -41,7 +42,7 @@ CASES = {
     "cut gzip": ("a.gz", gzip.compress(TEXT)[:-20], "damaged or cut off"),
     "cut xz": ("a.xz", lzma.compress(TEXT)[:-20], "damaged or cut off"),
     "cut bzip2": ("a.bz2", bz2.compress(TEXT)[:-20], "damaged or cut off"),
-    "cut zstd": ("a.zst", zstandard.compress(TEXT)[:-20], "damaged or cut off (the file ends inside a zstd frame)"),
+    "cut zstd": ("a.zst", zstandard.compress(TEXT)[:-20], "damaged or cut off (Truncated compressed stream)"),
     "broken gzip": ("a.gz", gzip.compress(NOISE.hex().encode())[:5000] + bytes(99), "damaged or cut off"),
 }
 
@@ -76,7 +77,16 @@ def test_archives(tmp_path):
     assert "damaged or cut off (Bad CRC-32" in refusal(tmp_path, path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("README", "hello")
-    assert "holds 2 files; a zip archive must hold one text file" in refusal(tmp_path, path)
+    assert "a.zip: holds 2 files; name one of a.en, README as a.zip!NAME" in refusal(tmp_path, path)
+    assert "holds no b.en; name one of a.en" in refusal(tmp_path, f"{path}!b.en")
+    (tmp_path / "a.de").write_bytes(TEXT)
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("README", "hello")
+        archive.writestr("folder/a.de", TEXT.upper())
+    expected = list(zip(TEXT.splitlines(), TEXT.upper().splitlines(), strict=True))
+    assert list(raw_pairs(Path(f"{path}!a.en"), Path(f"{path}!folder/a.de"))) == expected
+    assert list(read_pairs(held_out(Data(valid_source=str(path)), "valid"))) == expected
 
 
 def test_files_that_cannot_be_read(tmp_path):
