@@ -22,12 +22,14 @@ SHARDS = "data.shard_pairs=40"  # eight of them
 BAD = [("", "x"), *sentences(1, 250), ("same same same same", "same same same same")]
 
 KILLED_AT = """
-import os, signal, sys
+import os, signal, sys, time
 from dragoman import runs
 from dragoman.config import load_config
 from dragoman.data.prepare import prepare
 calls = 0
-def kill(): os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[4] == "9" else os.killpg(0, signal.SIGINT)
+    time.sleep(5)
 def progress(stage, *_):
     global calls
     calls += stage == sys.argv[2]
@@ -55,15 +57,17 @@ def test_the_number_of_processes_does_not_matter(corpus, workers):
     assert other["digest"] == manifest["digest"]  # nor does the size of shards
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize(
     ("stage", "call"),
     [("reading valid", 1), ("cleaning train", 4), ("learning subwords", 1), ("encoding train", 4), ("joining train", 1), ("renaming", 0)],
 )  # fmt: skip
-def test_killed_and_started_again_gives_the_same_data(corpus, stage, call):
+def test_stopped_in_any_stage_and_started_again_gives_the_same_data(corpus, stage, call, number):
     config = config_for(corpus, SHARDS)
     (corpus / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    arguments = [sys.executable, "-c", KILLED_AT, str(corpus / "run.toml"), stage, str(call)]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    arguments = [sys.executable, "-c", KILLED_AT, str(corpus / "run.toml"), stage, str(call), str(int(number))]
+    result = subprocess.run(arguments, check=False, start_new_session=True, capture_output=True)
+    assert result.returncode == -number, result.stderr
     assert not (corpus / "out").exists()
     data = prepare(config, "test", workers=2)
     assert data.manifest == expected(corpus)
@@ -106,6 +110,35 @@ def test_other_settings_do_not_go_on_from_there(corpus):
         prepare(config_for(corpus, SHARDS), "test", workers=1, progress=stop_at("learning subwords", 1))
     changed = config_for(corpus, SHARDS, "clean.duplicates=false")
     assert "duplicate" not in prepare(changed, "test", workers=1).manifest["train"]["dropped"]
+
+
+@pytest.mark.parametrize(
+    ("change", "stages"),
+    [
+        ("data.max_tokens=30", {"encoding train"}),
+        ("subwords.dropout=0.1", {"encoding train"}),
+        ("subwords.vocab_size=110", {"learning subwords", "encoding train"}),
+        ("clean.duplicates=false", {"learning subwords", "encoding train"}),
+        ("clean.copies=false", {"cleaning train", "learning subwords", "encoding train"}),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_only_what_depends_on_a_setting_is_done_again(corpus, change, stages, finished):
+    """After a whole preparation, and after one that was interrupted before the vocabulary was learnt."""
+    if finished:
+        prepare(config_for(corpus, SHARDS), "test", workers=1)
+    else:
+        with pytest.raises(Stop):
+            prepare(config_for(corpus, SHARDS), "test", workers=1, progress=stop_at("learning subwords", 1))
+        stages = stages | {"learning subwords"}
+    told = set()
+    data = prepare(
+        config_for(corpus, SHARDS, change), "test", workers=1, force=True, progress=lambda stage, *_: told.add(stage)
+    )
+    assert told & {"cleaning train", "learning subwords", "encoding train"} == stages
+    fresh = prepare(config_for(corpus, SHARDS, change, out="fresh"), "test", workers=1)
+    assert data.manifest == fresh.manifest
+    assert sorted(path.name for path in data.folder.iterdir()) == sorted(path.name for path in fresh.folder.iterdir())
 
 
 def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):
@@ -179,10 +212,11 @@ def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
     assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"]
 
 
-def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus):
+@pytest.mark.parametrize("kilobytes", [100, 160, 200])  # full sooner or later
+def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, kilobytes):
     disk = corpus / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
