@@ -78,14 +78,16 @@ def unequal(source: Path, source_count: int, target: Path, target_count: int, un
 # --- one file of pairs -------------------------------------------------------------------------------------
 
 
-def tsv_pairs(path: Path) -> Iterator[RawPair]:
-    """source TAB target; further columns are not looked at. A line without a tab has an empty side."""
+def tsv_pairs(path: Path, columns: tuple[int, int] = (0, 1)) -> Iterator[RawPair]:
+    """source TAB target, or other columns; those further on are not looked at. A side that a line lacks is empty."""
+    last = max(columns)
     with open_text(path) as stream:
         for number, line in enumerate(lines(path, stream)):
-            source, tab, rest = line.partition(b"\t") if line is not TOO_LONG else (TOO_LONG, b"\t", TOO_LONG)
-            if not (number or tab):
+            cells = line.split(b"\t", last + 1) if line is not TOO_LONG else [TOO_LONG] * (last + 1)
+            if number == 0 and len(cells) <= last:
                 raise DataError(f"{path}: no tab in the first line; a line must be source TAB target")
-            yield source, rest.partition(b"\t")[0]
+            cells += [b""] * (last + 1 - len(cells))
+            yield cells[columns[0]], cells[columns[1]]
 
 
 def json_pairs(path: Path, keys: Names, langs: Names) -> Iterator[RawPair]:
