@@ -243,12 +243,12 @@ def test_a_mistake_of_the_user_leaves_nothing(corpus):
 
 def test_workers_import_no_torch_and_share_the_work():
     with Crew(2) as crew:
-        names = list(crew.results((imported, ("torch",)) for _ in range(4)))
+        names = list(crew.results(lambda: [(imported, ("torch",))] * 4))
         assert names == [False] * 4
         assert len(crew.workers) == 2
-        assert sorted(crew.results((np.add, (number, 1)) for number in range(20))) == list(range(1, 21))
+        assert sorted(crew.results(lambda: [(np.add, (number, 1)) for number in range(20)])) == list(range(1, 21))
         with pytest.raises(ZeroDivisionError):
-            list(crew.results((divmod, (1, number)) for number in (2, 1, 0)))
+            list(crew.results(lambda: [(divmod, (1, number)) for number in (2, 1, 0)]))
 
 
 def imported(name):
@@ -257,16 +257,16 @@ def imported(name):
 
 def test_a_crew_notices_a_worker_that_died_between_two_tasks():
     with Crew(2) as crew:
-        list(crew.results((abs, (number,)) for number in range(4)))
+        list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
         crew.workers[0].process.kill()
         crew.workers[0].process.wait()
         with pytest.raises(Unfinished, match="SIGKILL"):
-            list(crew.results((abs, (number,)) for number in range(4)))
+            list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
 
 
 def test_workers_leave_when_nobody_is_left_to_work_for():
     crew = Crew(2)
-    list(crew.results((abs, (number,)) for number in range(4)))
+    list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
     for worker in crew.workers:
         worker.connection.close()
     leaving = [threading.Thread(target=worker.process.wait) for worker in crew.workers]

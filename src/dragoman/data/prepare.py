@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dragoman.data.shards import (
     write_cleaned,
 )
 from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary, learn
-from dragoman.data.workers import Crew, Task, cores
+from dragoman.data.workers import Crew, Task, Tasks, cores
 from dragoman.errors import DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
@@ -222,31 +222,17 @@ class Preparation:
     def cleaned_train(self) -> list[Shard]:
         listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
         if not listed.is_file():
-            shards: list[Shard] = []
-            self.shared("cleaning train", self.cleaning(shards), shards)
-            runs.write_json(listed, sorted(shard.name for shard in shards))
-        known = (finished(self.cleaned, name) for name in runs.read_json(listed))
-        return some_left("train", [shard for shard in known if shard])
+            self.shared("cleaning train", cleaned_before(self.cleaned), 0, cleaning, self.cleaned, self.config)
+            runs.write_json(listed, sorted(shard.name for shard in cleaned_before(self.cleaned)))
+        return some_left("train", cleaned_before(self.cleaned))
 
-    def cleaning(self, shards: list[Shard]) -> Iterator[Task]:
-        """What is left to clean; `shards` gets what was cleaned before an interruption."""
-        number = 0
-        for corpus, pairs in corpora("train", self.config):
-            line = 1
-            for raw in chunks(pairs, self.config.data.shard_pairs):
-                name = shard_name("train", number)
-                if shard := finished(self.cleaned, name):
-                    shards.append(shard)
-                else:
-                    yield clean_chunk, (self.cleaned, name, corpus, line, raw, self.config)
-                number, line = number + 1, line + len(raw)
-
-    def shared(self, stage: str, tasks: Iterable[Task], shards: list[Shard], total: int = 0) -> None:
+    def shared(self, stage: str, shards: list[Shard], total: int, tasks: Tasks, *arguments: Any) -> list[Shard]:
         """Have tasks done by the crew; every shard joins `shards` and is told."""
         self.tell(stage, shards, total)
-        for shard in self.crew.results(tasks):
+        for shard in self.crew.results(tasks, *arguments):
             shards.append(shard)
             self.tell(stage, shards, total)
+        return sorted(shards, key=lambda shard: shard.name)
 
     # --- ids -------------------------------------------------------------------------------------------------
 
@@ -273,20 +259,40 @@ class Preparation:
 
     def encoded_train(self, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [finished(self.encoded, shard.name) for shard in cleaned]
-        shards = [shard for shard in before if shard]
+        left = [(shard.name, drops) for shard, drops, done in zip(cleaned, reasons, before, strict=True) if not done]
         threads = self.crew.size if len(cleaned) == 1 else 1
-        tasks: list[Task] = [
-            (encode_shard, (self.encoded, shard.name, "train", self.cleaned, drops, self.config, threads))
-            for shard, drops, done in zip(cleaned, reasons, before, strict=True)
-            if not done
-        ]
-        self.shared("encoding train", tasks, shards, sum(shard.pairs for shard in cleaned))
-        return some_left("train", sorted(shards, key=lambda shard: shard.name))
+        total = sum(shard.pairs for shard in cleaned)
+        given = self.encoded, self.cleaned, left, self.config, threads
+        return some_left("train", self.shared("encoding train", [*filter(None, before)], total, encoding, *given))
 
     def tell(self, stage: str, shards: list[Shard], total: int = 0) -> None:
         dropped = sum(shard.dropped.total() for shard in shards)
         done = sum(shard.read_pairs for shard in shards)
         self.progress(stage, done, total, f"pairs, {dropped:,} dropped" if dropped else "pairs")
+
+
+def cleaned_before(stage: Path) -> list[Shard]:
+    known = (finished(stage, path.stem) for path in sorted(stage.glob("train-*.json")))
+    return [shard for shard in known if shard]
+
+
+def cleaning(stage: Path, config: Config) -> Iterator[Task]:
+    """What is left to clean."""
+    number = 0
+    for corpus, pairs in corpora("train", config):
+        line = 1
+        for raw in chunks(pairs, config.data.shard_pairs):
+            name = shard_name("train", number)
+            if not finished(stage, name):
+                yield clean_chunk, (stage, name, corpus, line, raw, config)
+            number, line = number + 1, line + len(raw)
+
+
+def encoding(
+    stage: Path, cleaned: Path, left: list[tuple[str, Reasons]], config: Config, threads: int
+) -> Iterator[Task]:
+    for name, drops in left:
+        yield encode_shard, (stage, name, "train", cleaned, drops, config, threads)
 
 
 def learn_from(shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path) -> None:

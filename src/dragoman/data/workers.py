@@ -22,6 +22,7 @@ from typing import Any
 from dragoman.errors import Unfinished
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
+Tasks = Callable[..., Iterable[Task]]
 
 
 def cores() -> int:
@@ -82,16 +83,16 @@ class Crew:
         for worker in self.workers:
             worker.stop()
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[Any]:
-        """Results of all tasks as they finish. A single task, or a crew of one, is done here and needs no process."""
-        stream = iter(tasks)
+    def results(self, tasks: Tasks, *arguments: Any) -> Iterator[Any]:
+        """Results of all tasks(*arguments) as they finish. A single one, or a crew of one, is done here and needs no process."""
+        stream = iter(tasks(*arguments))
         first = list(islice(stream, 2))
         alone = self.size == 1 or len(first) < 2
         stream = chain(iter(first), stream)
         del first  # tasks hold megabytes of text
         if alone:
-            for function, arguments in stream:
-                yield function(*arguments)
+            for function, given in stream:
+                yield function(*given)
         else:
             yield from self.shared(stream)
 
@@ -133,14 +134,18 @@ def serve(connection: Connection) -> None:
         except EOFError:
             return
         try:
-            answer = True, function(*arguments)
-        except Exception as error:  # a border: it is raised again on the other side
-            error.add_note(traceback.format_exc())
-            answer = False, error
-        try:
-            connection.send(answer)
+            connection.send(answered(function, arguments))
         except BrokenPipeError:
             return
+
+
+def answered(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Whether it went well, and the result or what went wrong."""
+    try:
+        return True, function(*arguments)
+    except Exception as error:  # a border: it is raised again on the other side
+        error.add_note(traceback.format_exc())
+        return False, error
 
 
 if __name__ == "__main__":
