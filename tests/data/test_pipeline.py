@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from support import SENTENCES, as_overrides, config_for, dragoman, sentences, write_corpus
 
@@ -204,7 +204,7 @@ def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
     result = dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus, check=False)
     last = result.stderr.strip().splitlines()[-1]
     assert result.returncode == 2
-    assert "was killed by SIGKILL, most often for want of memory: use fewer --workers" in last
+    assert "a worker process died (SIGKILL(-9)), most often for want of memory: use fewer --workers" in last
     assert "Traceback" not in result.stderr
     assert list((corpus / "out.partial").glob("cleaned-*/train-*.json"))
     (corpus / "spared").touch()
@@ -243,9 +243,7 @@ def test_a_mistake_of_the_user_leaves_nothing(corpus):
 
 def test_workers_import_no_torch_and_share_the_work():
     with Crew(2) as crew:
-        names = list(crew.results(lambda: [(imported, ("torch",))] * 4))
-        assert names == [False] * 4
-        assert len(crew.workers) == 2
+        assert list(crew.results(lambda: [(imported, ("torch",))] * 4)) == [False] * 4
         assert sorted(crew.results(lambda: [(np.add, (number, 1)) for number in range(20)])) == list(range(1, 21))
         with pytest.raises(ZeroDivisionError):
             list(crew.results(lambda: [(divmod, (1, number)) for number in (2, 1, 0)]))
@@ -257,23 +255,21 @@ def imported(name):
 
 def test_a_crew_notices_a_worker_that_died_between_two_tasks():
     with Crew(2) as crew:
-        list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
-        crew.workers[0].process.kill()
-        crew.workers[0].process.wait()
+        (worker, *_) = crew.results(lambda: [(os.getpid, ())] * 4)
+        os.kill(worker, signal.SIGKILL)
         with pytest.raises(Unfinished, match="SIGKILL"):
-            list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
+            list(crew.results(lambda: [(time.sleep, (0.1,))] * 8))
 
 
 def test_workers_leave_when_nobody_is_left_to_work_for():
-    crew = Crew(2)
-    list(crew.results(lambda: [(abs, (number,)) for number in range(4)]))
-    for worker in crew.workers:
-        worker.connection.close()
-    leaving = [threading.Thread(target=worker.process.wait) for worker in crew.workers]
-    for thread in leaving:
-        thread.start()
-        thread.join(timeout=20)
-    assert [worker.process.returncode for worker in crew.workers] == [0, 0]
+    script = (
+        "import os, signal; from dragoman.data.workers import Crew\n"
+        "print(*Crew(2).results(lambda: [(os.getpid, ())] * 4), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
+    workers = [psutil.Process(int(number)) for number in set(told.split()) if psutil.pid_exists(int(number))]
+    assert told
+    assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
 def test_on_a_ray_cluster_too(corpus):
