@@ -79,11 +79,12 @@ def encode_shard(
     shard = Shard(name, before.corpus, read_pairs=before.pairs)
     block = read_cleaned(cleaned / f"{name}.arrow")
     path = stage.parent / VOCABULARY_FILE
-    cutter = cutter_for(part, config, vocabulary_of(path, runs.digest(path)))
+    vocabulary = vocabulary_of(path, *(runs.digest(file) for file in sorted(stage.parent.glob("*.model"))))
+    cutters = [cutter_for(part, config, each) for each in (vocabulary.source, vocabulary)]
     fresh = block.only(reasons == 0)
     variants = [
-        [encode_side(text, cutter, threads, name, variant, side) for side, text in enumerate(fresh.sides)]
-        for variant in range(cutter.variants)
+        [encode_side(fresh.sides[side], cutters[side], threads, name, variant, side) for side in (0, 1)]
+        for variant in range(cutters[0].variants)
     ]
     longest = np.max([side.lengths for sides in variants for side in sides], axis=0)
     fits = longest - 1 <= (max_tokens or np.inf)
@@ -101,8 +102,8 @@ def encode_shard(
 
 
 @lru_cache(maxsize=1)
-def vocabulary_of(path: Path, digest: str) -> Vocabulary:
-    """Loaded once a process; the digest tells one vocabulary from another at the same place."""
+def vocabulary_of(path: Path, *digests: str) -> Vocabulary:
+    """Loaded once a process; digests tell one vocabulary from another at the same place."""
     return Vocabulary(path)
 
 
@@ -166,10 +167,10 @@ def id_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary_size <= 2**16 else np.uint32
 
 
-def read_encoded(folder: Path, part: str, vocabulary_size: int) -> Encoded:
-    dtype = id_type(vocabulary_size)
+def read_encoded(folder: Path, part: str, vocabulary: Vocabulary) -> Encoded:
     sides = []
-    for name in SIDES:
+    for name, size in zip(SIDES, (len(vocabulary.source), len(vocabulary)), strict=True):
+        dtype = id_type(size)
         path = folder / f"{part}.{name}.ids"
         try:
             ends = np.load(folder / f"{part}.{name}.ends.npy", allow_pickle=False)
@@ -198,7 +199,7 @@ class PreparedData:
         self.vocabulary = Vocabulary(self.folder / VOCABULARY_FILE)
 
     def encoded(self, part: str) -> Encoded:
-        return read_encoded(self.folder, part, len(self.vocabulary))
+        return read_encoded(self.folder, part, self.vocabulary)
 
     def has(self, part: str) -> bool:
         return part in self.manifest

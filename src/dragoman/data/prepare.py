@@ -32,7 +32,7 @@ from dragoman.data.shards import (
     shard_name,
     write_cleaned,
 )
-from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary, learn
+from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn
 from dragoman.data.workers import Crew, Task, Tasks, cores
 from dragoman.errors import DataError, Unfinished
 
@@ -131,8 +131,10 @@ def take_over(old: Path, fresh: Path, stages: dict[str, str]) -> None:
         shutil.copytree(old / name, copy).rename(fresh / name)
     known = runs.read_json(old / runs.MANIFEST).get("stages", {})
     if known.get("vocabulary") == stages["vocabulary"] and not (fresh / VOCABULARY_FILE).exists():
-        shutil.copy(old / VOCABULARY_FILE, copy)
-        copy.rename(fresh / VOCABULARY_FILE)
+        for file in (SOURCE_FILE, VOCABULARY_FILE):  # in this order: with the second the vocabulary is whole
+            if (old / file).is_file():
+                shutil.copy(old / file, copy)
+                copy.rename(fresh / file)
 
 
 # --- the story -------------------------------------------------------------------------------------------------
@@ -193,6 +195,7 @@ class Preparation:
             "vocabulary": {
                 "kind": "given" if self.config.subwords.model else self.config.subwords.kind,
                 "size": len(vocabulary),
+                **({"source_size": vocabulary.source_size} if vocabulary.source_size else {}),
                 "digest": vocabulary.digest(),
             },
         }
@@ -240,9 +243,12 @@ class Preparation:
         path = self.folder / VOCABULARY_FILE
         if not path.is_file():
             self.progress("learning subwords", 0, 0, "")
-            task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords, path
+            task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords
+            learnt = {path: (0, 1)} if self.config.subwords.joint else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
             try:
-                learn_from(*task) if len(shards) == 1 else self.crew.apply(learn_from, *task)
+                for file, sides in learnt.items():
+                    given = *task, file, sides
+                    learn_from(*given) if len(shards) == 1 else self.crew.apply(learn_from, *given)
             except DataError as error:
                 drops = dict(sum((shard.dropped for shard in shards), Counter()))
                 left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
@@ -295,23 +301,26 @@ def encoding(
         yield encode_shard, (stage, name, "train", cleaned, drops, config, threads)
 
 
-def learn_from(shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path) -> None:
+def learn_from(
+    shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...]
+) -> None:
     """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
     temporary = runs.temporary_name(path)
     if section.model:
         shutil.copy(section.model, temporary)
     else:
-        learn(sampled(shards, reasons, section.sample_pairs), section, temporary)
+        learn(sampled(shards, reasons, section.sample_pairs, sides), section, temporary)
     temporary.replace(path)
 
 
-def sampled(shards: list[Path], reasons: list[Reasons], most: int) -> Iterator[Text]:
+def sampled(shards: list[Path], reasons: list[Reasons], most: int, sides: tuple[int, ...]) -> Iterator[Text]:
     kept = [np.flatnonzero(of_shard == 0) for of_shard in reasons]
     every, before = -(-sum(map(len, kept)) // most), 0
     for path, places in zip(shards, kept, strict=True):
         chosen = places[-before % every :: every]
         before += len(places)
-        yield from (side.take(chosen) for side in read_cleaned(path).sides)
+        block = read_cleaned(path)
+        yield from (block.sides[side].take(chosen) for side in sides)
 
 
 # --- accounts ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The joint vocabulary of both languages: SentencePiece, with pad 0, eos 1, bos 2, unk 3."""
+"""The vocabulary of both languages, or one of each: SentencePiece, with pad 0, eos 1, bos 2, unk 3."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Cut = tuple[
 ]  # ids end to end, each text closed with the end mark; its ids
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
-VOCABULARY_FILE = "vocabulary.model"
+VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 CHUNK = 5_000  # texts that are cut together
 SPACE = "\u2581"  # how a space is written in a piece
@@ -55,12 +55,24 @@ class Vocabulary:
                 "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
             )
 
+    @cached_property
+    def source(self) -> Vocabulary:
+        """That of the source side: another one where it lies beside this one."""
+        path = self.path.with_name(SOURCE_FILE)
+        return Vocabulary(path) if self.path.name == VOCABULARY_FILE and path.is_file() else self
+
+    @property
+    def source_size(self) -> int:
+        """Pieces of a vocabulary that the source has for itself."""
+        return len(self.source) if self.source is not self else 0
+
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
 
     def digest(self) -> str:
         """Of what the vocabulary does; the file also holds settings such as the number of threads that made it."""
-        return digest_of([[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))])
+        own = [[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))]
+        return digest_of([own, self.source.digest()] if self.source_size else own)
 
     @cached_property
     def knows_words(self) -> bool:

@@ -83,16 +83,16 @@ class Trainer:
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler())
         self.objective = SequenceLoss(model, config.train.label_smoothing)
-        self.description = Description(
-            config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
-        )
+        langs = config.data.source_lang, config.data.target_lang
+        sizes = len(data.vocabulary), data.vocabulary.source_size
+        self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
@@ -442,7 +442,7 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.generation = owner.claim(self.folder)
