@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,10 @@ class Preparation:
         parts = parts_of(self.config.data)
         cleaned: Parts = {part: self.checked(part) for part in parts if part != "train"}
         cleaned["train"] = self.cleaned_train()  # last, because it may hold no sentence of the others
-        reasons = duplicates(self.cleaned, cleaned["train"], self.config)
-        vocabulary = self.vocabulary(cleaned["train"], reasons)
-        encoded: Parts = {part: self.encoded_held_out(part, cleaned[part]) for part in parts if part != "train"}
-        encoded["train"] = self.encoded_train(cleaned["train"], reasons)
+        reasons = {part: [np.zeros(shard.pairs, np.uint8) for shard in shards] for part, shards in cleaned.items()}
+        reasons["train"] = duplicates(self.cleaned, cleaned["train"], self.config)
+        vocabulary = self.vocabulary(cleaned["train"], reasons["train"])
+        encoded: Parts = {part: self.encoded_part(part, cleaned[part], reasons[part]) for part in cleaned}
         manifest: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
             "corpus": self.config.data.corpus,
@@ -255,21 +256,13 @@ class Preparation:
                 raise DataError(f"{error} ({left}, dropped: {drops or 'none'})") from None
         return Vocabulary(path)
 
-    def encoded_held_out(self, part: str, shards: list[Shard]) -> list[Shard]:
-        self.tell(f"encoding {part}", shards)
-        none = {shard.name: np.zeros(shard.pairs, np.uint8) for shard in shards}
-        return [
-            encode_shard(self.encoded, name, part, self.cleaned, kept, self.config, self.crew.size)
-            for name, kept in none.items()
-        ]
-
-    def encoded_train(self, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
+    def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [finished(self.encoded, shard.name) for shard in cleaned]
         left = [(shard.name, drops) for shard, drops, done in zip(cleaned, reasons, before, strict=True) if not done]
         threads = self.crew.size if len(cleaned) == 1 else 1
+        given = self.encoded, part, self.cleaned, left, self.config, threads
         total = sum(shard.pairs for shard in cleaned)
-        given = self.encoded, self.cleaned, left, self.config, threads
-        return some_left("train", self.shared("encoding train", [*filter(None, before)], total, encoding, *given))
+        return some_left(part, self.shared(f"encoding {part}", [*filter(None, before)], total, encoding, *given))
 
     def tell(self, stage: str, shards: list[Shard], total: int = 0) -> None:
         dropped = sum(shard.dropped.total() for shard in shards)
@@ -294,11 +287,8 @@ def cleaning(stage: Path, config: Config) -> Iterator[Task]:
             number, line = number + 1, line + len(raw)
 
 
-def encoding(
-    stage: Path, cleaned: Path, left: list[tuple[str, Reasons]], config: Config, threads: int
-) -> Iterator[Task]:
-    for name, drops in left:
-        yield encode_shard, (stage, name, "train", cleaned, drops, config, threads)
+def encoding(stage: Path, part: str, cleaned: Path, left: list[tuple[str, Reasons]], *how: Any) -> Iterator[Task]:
+    return ((encode_shard, (stage, name, part, cleaned, drops, *how)) for name, drops in left)
 
 
 def learn_from(
@@ -371,11 +361,11 @@ def check_known(part: str, account: dict[str, Any]) -> None:
 
 def samples(shards: list[Shard]) -> list[runs.Row]:
     """A few pairs of every reason and corpus, for a look at what a filter does."""
-    seen: Counter[tuple[str, str]] = Counter()
-    rows = []
-    for row in (row for shard in shards for row in shard.samples):
-        kind = row["corpus"], row["reason"]
-        seen[kind] += 1
-        if seen[kind] <= SAMPLES:
-            rows.append(row)
-    return sorted(rows, key=lambda row: (row["corpus"], row["reason"], row["line"]))
+    kinds = groupby(
+        sorted(
+            (row for shard in shards for row in shard.samples),
+            key=lambda row: (row["corpus"], row["reason"], row["line"]),
+        ),
+        key=lambda row: (row["corpus"], row["reason"]),
+    )
+    return [row for _, rows in kinds for row in islice(rows, SAMPLES)]

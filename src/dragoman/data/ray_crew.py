@@ -11,9 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-
-from dragoman.data.workers import Crew, Tasks
+from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import Unfinished, require_extra
 
 
@@ -36,10 +34,9 @@ class RayCrew(Crew):
         self.ray.shutdown()
 
     def results(self, tasks: Tasks, *arguments: Any) -> Iterator[Any]:
-        source = self.source_of(tasks, arguments)
-        shards = self.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
+        read = self.data.range(1).map_batches(lambda _: as_rows(tasks, arguments), batch_size=None, num_cpus=0)
         try:
-            for row in shards.map(done, num_cpus=1).iter_rows():
+            for row in read.map(done, num_cpus=1).iter_rows():
                 well, value = pickle.loads(row["answer"])  # noqa: S301  # from our own workers
                 if not well:
                     raise value
@@ -50,32 +47,18 @@ class RayCrew(Crew):
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return next(self.results(alone, function, arguments))
 
-    def source_of(self, tasks: Tasks, arguments: tuple[Any, ...]) -> Any:
-        read = self.data.ReadTask(
-            lambda: as_rows(tasks, arguments), self.data.block.BlockMetadata(None, None, None, None)
-        )
 
-        class Shards(self.data.Datasource):  # type: ignore[misc, name-defined]
-            def estimate_inmemory_data_size(self) -> None:
-                return None
-
-            def get_read_tasks(self, *_: Any, **__: Any) -> list[Any]:
-                return [read]
-
-        return Shards()
+def alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Task]:
+    return [(function, arguments)]
 
 
-def alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[Any]:
-    yield function, arguments
-
-
-def as_rows(tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[pa.Table]:
+def as_rows(tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[dict[str, list[bytes]]]:
     """One row a task. What goes wrong while reading becomes the last task."""
     try:
         for task in tasks(*arguments):
-            yield pa.table({"task": pa.array([pickle.dumps(task)], pa.large_binary())})
+            yield {"task": [pickle.dumps(task)]}
     except Exception as error:  # a border: it is raised again on the other side
-        yield pa.table({"task": pa.array([pickle.dumps((raised, (error,)))], pa.large_binary())})
+        yield {"task": [pickle.dumps((raised, (error,)))]}
 
 
 def raised(error: Exception) -> None:
