@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -35,7 +36,7 @@ PAIRS = [
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return learn(
-        PAIRS, len(PAIRS), Subwords(vocab_size=120), tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
+        map(pa.array, PAIRS), Subwords(vocab_size=120), tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dragoman.config import load_config, to_toml
@@ -83,7 +84,7 @@ def test_a_damaged_source_is_refused_and_leaves_nothing(copied, tmp_path, kind):
 
 def test_parts_that_do_not_belong_together_are_refused(copied, tmp_path, vocabulary):
     (copied / "manifest.json").unlink()
-    learn([("a b c d", "e f g h")], 1, Subwords(vocab_size=10, kind="char"), copied / "vocabulary.model")
+    learn([pa.array(["a b c d", "e f g h"])], Subwords(vocab_size=10, kind="char"), copied / "vocabulary.model")
     with pytest.raises(RunError, match=rf"the vocabulary has \d+ pieces, the model {len(vocabulary)}"):
         export(copied, tmp_path / "out")
     description = copied / "model.toml"

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -33,7 +34,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "learned").mkdir()
     pairs = [(TEXTS[0], "die Katze sieht ein Haus"), (TEXTS[2], "ein Haus sieht die Katze")]
-    vocabulary = learn(pairs, 2, Subwords(vocab_size=30, kind="char"), folder / "learned" / "vocabulary.model")
+    vocabulary = learn(
+        map(pa.array, pairs), Subwords(vocab_size=30, kind="char"), folder / "learned" / "vocabulary.model"
+    )
     model = Transformer(SHAPE, len(vocabulary))
     model.init_weights(seed=1)
     description = Description(SHAPE, len(vocabulary), "en", "de", Translate(extra_length=5))

@@ -142,10 +142,12 @@ class Clean(Section):
 
 
 class Subwords(Section):
-    """The joint SentencePiece vocabulary of both languages."""
+    """SentencePiece: one vocabulary for both languages, or one for each."""
 
     vocab_size: Annotated[int, Field(gt=SPECIAL_TOKENS)] = 32_768
     """Pieces in the vocabulary, the four special ones (pad, eos, bos, unk) included."""
+    joint: bool = True
+    """One vocabulary, and one matrix of embeddings, for both languages. false: each side has its own, of vocab_size pieces."""
     kind: Literal["unigram", "bpe", "word", "char"] = "bpe"
     """SentencePiece's algorithm."""
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 1.0
@@ -164,7 +166,7 @@ class Subwords(Section):
 
 
 class Model(Section):
-    """The Transformer: pre-norm, sinusoidal positions, one matrix for both embeddings and the output."""
+    """The Transformer: pre-norm, sinusoidal positions, one matrix for the embeddings and the output."""
 
     d_model: Positive = 512
     """Width of the model."""
@@ -442,6 +444,8 @@ def subword_rules(config: Config) -> Iterator[str]:
         yield f'data.tokenized = true has no meaning with data.corpus = "{data.corpus}"'
     if data.tokenized and subwords.dropout:
         yield f"subwords.dropout = {subwords.dropout} cannot cut text that data.tokenized = true says is cut; set one of them back"
+    if subwords.model and not subwords.joint:
+        yield "subwords.model is one vocabulary for both sides; subwords.joint = false learns two of its own"
     if subwords.variants > 1 and not subwords.dropout:
         yield f"subwords.variants = {subwords.variants} would all be the same; set subwords.dropout, 0.1 for example"
     if subwords.dropout and not subwords.model and subwords.kind not in ("bpe", "unigram"):

@@ -221,8 +221,8 @@ def parts_section(data: PreparedData) -> Section:
 
 
 def vocabulary_section(data: PreparedData, totals: Totals) -> Section:
-    encoded, size, rows = data.encoded("train"), len(data.vocabulary), []
-    for name, side, words in zip(SIDES, (encoded.source, encoded.target), totals.words, strict=True):
+    encoded, sizes, rows = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary)), []
+    for name, side, words, size in zip(SIDES, (encoded.source, encoded.target), totals.words, sizes, strict=True):
         uses = np.zeros(size, dtype=np.int64)
         for at in range(0, len(side.ids), 2**24):
             uses += np.bincount(side.ids[at : at + 2**24], minlength=size)
@@ -230,7 +230,11 @@ def vocabulary_section(data: PreparedData, totals: Totals) -> Section:
         row = [f"{np.count_nonzero(uses[UNK + 1 :]) / max(1, size - UNK - 1):.1%}", f"{1e3 * uses[UNK] / tokens:.3f}"]
         rows.append([name, *row, f"{tokens / max(1, words):.2f}", *spread(side.lengths - 1, "{:,.0f}")])
     header = ["", "pieces used", "unknown per 1,000", "subwords a word", *spread_header()]
-    return Section(f"Vocabulary of {size:,} pieces, and subwords a sentence", header, rows)
+    return Section(
+        f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces, and subwords a sentence",
+        header,
+        rows,
+    )
 
 
 def dropped_sections(data: PreparedData) -> list[Section]:

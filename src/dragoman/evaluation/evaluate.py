@@ -71,7 +71,7 @@ def run_of(path: Path) -> runs.RunFolder | None:
 
 def test_set(run: runs.RunFolder | None, source: str | None, reference: str | None) -> tuple[str, list[Pair]]:
     if source and reference:
-        pairs = list(checked(raw_pairs(Path(source), Path(reference)), f"{source} / {reference}"))
+        pairs = checked(raw_pairs(Path(source), Path(reference)), f"{source} / {reference}").pairs()
         if not pairs:
             raise DataError(f"{source}: is empty")
         return Path(source).name, pairs

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dragoman.data.subwords import BOS, EOS, UNK, Vocabulary
 from dragoman.errors import DragomanError, require_extra
 from dragoman.exporting.weights import read_whole
-from dragoman.model.folder import VOCABULARY
+from dragoman.model.folder import SOURCE_VOCABULARY, VOCABULARY
 from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward
 from dragoman.model.transformer import Transformer, waves
 
@@ -36,6 +36,8 @@ def write_ctranslate2(folder: Path, fresh: Path, quantization: str | None) -> No
     spec.optimize(quantization=quantization)  # overwrites the weights of `model`
     spec.save(str(fresh))
     shutil.copyfile(vocabulary.path, fresh / VOCABULARY)
+    if vocabulary.source is not vocabulary:
+        shutil.copyfile(vocabulary.source.path, fresh / SOURCE_VOCABULARY)
 
 
 def specification(library: ModuleType, model: Transformer, vocabulary: Vocabulary) -> Any:
@@ -44,7 +46,7 @@ def specification(library: ModuleType, model: Transformer, vocabulary: Vocabular
     set_tokens(spec, vocabulary)
     spec.config.layer_norm_epsilon = model.decoder_norm.eps
 
-    spec.encoder.embeddings[0].weight = model.embedding.weight
+    spec.encoder.embeddings[0].weight = (model.source_embedding or model.embedding).weight
     spec.decoder.embeddings.weight = model.embedding.weight
     spec.decoder.projection.weight = model.embedding.weight
     spec.encoder.position_encodings.encodings = position_table(model)
@@ -60,8 +62,11 @@ def specification(library: ModuleType, model: Transformer, vocabulary: Vocabular
 
 def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
     """A source ends with the end mark and has no begin mark; a target begins with the begin mark."""
-    pieces = [str(vocabulary.processor.id_to_piece(index)) for index in range(len(vocabulary))]
-    spec.register_source_vocabulary(pieces)
+    source, pieces = (
+        [str(each.processor.id_to_piece(index)) for index in range(len(each))]
+        for each in (vocabulary.source, vocabulary)
+    )
+    spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = pieces[BOS], pieces[EOS], pieces[UNK]
     spec.config.decoder_start_token = pieces[BOS]

@@ -19,6 +19,9 @@ def read_whole(folder: Path) -> tuple[Transformer, model_folder.Description, Voc
     """The three parts of a model, refused when they do not belong together."""
     model, description = model_folder.read_model(folder)
     vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
-    if len(vocabulary) != description.vocab_size:
-        raise RunError(f"{folder}: the vocabulary has {len(vocabulary)} pieces, the model {description.vocab_size}")
+    found, wanted = (len(vocabulary), vocabulary.source_size), (description.vocab_size, description.source_vocab_size)
+    if found != wanted:
+        which = found[0] == wanted[0]  # then it is the source
+        whose = "the source vocabulary" if which else "the vocabulary"
+        raise RunError(f"{folder}: {whose} has {found[which]} pieces, the model {wanted[which]}")
     return model, description, vocabulary

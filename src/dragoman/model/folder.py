@@ -1,6 +1,6 @@
 """A model folder: weights, shape and vocabulary, and nothing of training. Every checkpoint is one, with more beside it.
 
-model.safetensors   model.toml   vocabulary.model
+model.safetensors   model.toml   vocabulary.model   source.model (where the source has a vocabulary of its own)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dragoman.runs import write_text
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.toml", "vocabulary.model"
+SOURCE_VOCABULARY = "source.model"  # beside the other
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,15 @@ class Description:
     source_lang: str
     target_lang: str
     translate: Translate
+    source_vocab_size: int = 0  # 0: one vocabulary for both sides
 
 
 def write_model(folder: Path, weights: dict[str, Tensor], description: Description, vocabulary: Path) -> None:
     write_tensors(folder / WEIGHTS, weights)
     write_text(folder / DESCRIPTION, describe(description))
     shutil.copyfile(vocabulary, folder / VOCABULARY)
+    if description.source_vocab_size:
+        shutil.copyfile(vocabulary.with_name(SOURCE_VOCABULARY), folder / SOURCE_VOCABULARY)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -58,6 +62,7 @@ def describe(description: Description) -> str:
         "source_lang": description.source_lang,
         "target_lang": description.target_lang,
         "vocab_size": description.vocab_size,
+        **({"source_vocab_size": description.source_vocab_size} if description.source_vocab_size else {}),
     }
     lines = [f"{key} = {toml_value(value)}" for key, value in top.items()]
     for name in ("model", "translate"):
@@ -77,9 +82,8 @@ def read_description(folder: Path) -> Description:
                 f"{folder}: written in format {content['format']}, this version reads up to {FORMAT}. Install a newer dragoman"
             )
         sections = Model.model_validate(content["model"]), Translate.model_validate(content["translate"])
-        return Description(
-            sections[0], content["vocab_size"], content["source_lang"], content["target_lang"], sections[1]
-        )
+        rest = content["source_lang"], content["target_lang"], sections[1], content.get("source_vocab_size", 0)
+        return Description(sections[0], content["vocab_size"], *rest)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError) as error:
         raise RunError(f"{path}: damaged ({str(error).splitlines()[0]})") from None
 
@@ -94,7 +98,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def read_model(folder: Path) -> tuple[Transformer, Description]:
     """The model, ready to translate."""
     description = read_description(folder)
-    model = Transformer(description.model, description.vocab_size)
+    model = Transformer(description.model, description.vocab_size, description.source_vocab_size)
     load_weights(model, read_weights(folder), folder / WEIGHTS)
     return model.eval(), description
 

@@ -9,7 +9,8 @@ FP32_BYTES = 4
 
 
 def parameters(section: Model, vocab_size: int) -> int:
-    """Trainable numbers: attention without biases, one shared embedding, two final norms."""
+    """Trainable numbers: attention without biases, embeddings of `vocab_size` pieces (of both vocabularies, where there are two),
+    two final norms."""
     width, inner = section.d_model, section.d_ff
     norm = 2 * width
     feed_forward = 2 * width * inner + inner + width
@@ -36,9 +37,11 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
     return 6.0 * (per_source * source_tokens + per_target * target_tokens)
 
 
-def summary(section: Model, vocab_size: int, label_smoothing: float, ranks: int) -> dict[str, float]:
-    """The facts that a run folder keeps."""
-    count = parameters(section, vocab_size)
+def summary(
+    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, ranks: int
+) -> dict[str, float]:
+    """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
+    count = parameters(section, vocab_size + source_vocab_size)
     return {
         "parameters": count,
         "vocab_size": vocab_size,

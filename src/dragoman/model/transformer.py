@@ -1,4 +1,5 @@
-"""Encoder, decoder and the one matrix they share with the output.
+"""Encoder, decoder and the one matrix they share with the output; the encoder has one of its own where vocabularies are
+separate.
 
 Shapes in names: B rows, S source slots, T target slots, D model width, V vocabulary, N hypotheses (B x beam).
 Segments tell which slots of a row belong to the same pair; 0 is an empty slot (see data/pack).
@@ -49,10 +50,11 @@ class Cache:
 class Transformer(nn.Module):
     eight_bits = False  # of the output matrix
 
-    def __init__(self, section: Model, vocab_size: int):
+    def __init__(self, section: Model, vocab_size: int, source_vocab_size: int = 0):
         super().__init__()
         self.section = section
         self.embedding = nn.Embedding(vocab_size, section.d_model)
+        self.source_embedding = nn.Embedding(source_vocab_size, section.d_model) if source_vocab_size else None
         self.encoder = nn.ModuleList(EncoderBlock(section) for _ in range(section.encoder_layers))
         self.encoder_norm = AddNorm(section)
         self.decoder = nn.ModuleList(DecoderBlock(section) for _ in range(section.decoder_layers))
@@ -63,7 +65,8 @@ class Transformer(nn.Module):
         """The same weights for the same seed, whatever was drawn before."""
         generator = torch.Generator().manual_seed(seed)
         width = self.section.d_model
-        nn.init.normal_(self.embedding.weight, std=width**-0.5, generator=generator)
+        for embedding in filter(None, (self.embedding, self.source_embedding)):
+            nn.init.normal_(embedding.weight, std=width**-0.5, generator=generator)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 # Fused projections are several matrices in one: each is drawn as if it stood alone.
@@ -81,8 +84,8 @@ class Transformer(nn.Module):
             if isinstance(module, SelfAttention | CrossAttention | FeedForward):
                 module.eight_bits = self.section.d_model >= WIDE
 
-    def embed(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        embedded = self.embedding(ids_BT) * math.sqrt(self.section.d_model) + self.place(position_BT)
+    def embed(self, ids_BT: Tensor, position_BT: Tensor, embedding: nn.Embedding | None = None) -> Tensor:
+        embedded = (embedding or self.embedding)(ids_BT) * math.sqrt(self.section.d_model) + self.place(position_BT)
         return stream(embedded, self.section.dropout if self.training else 0.0)
 
     def place(self, position_BT: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ class Transformer(nn.Module):
 
     def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Tensor:
         seen = sight(segment_BS, segment_BS)
-        x_BSD, update = self.embed(source_BS, position_BS), None
+        x_BSD, update = self.embed(source_BS, position_BS, self.source_embedding), None
         for block in self.encoder:
             x_BSD, update = block(x_BSD, update, seen)
         return self.encoder_norm(x_BSD, update)[1]

@@ -94,7 +94,7 @@ class Trainer:
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
         if self.arithmetic.name == "fp8":
@@ -104,9 +104,9 @@ class Trainer:
         self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
-        self.description = Description(
-            config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
-        )
+        langs = config.data.source_lang, config.data.target_lang
+        sizes = len(data.vocabulary), data.vocabulary.source_size
+        self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
@@ -274,7 +274,9 @@ class Trainer:
 
     def whole_objective(self) -> SequenceLoss:
         """Another one like ours, for strategies that cut ours into pieces."""
-        model = Transformer(self.config.model, len(self.data.vocabulary)).to(self.mesh.device)
+        model = Transformer(self.config.model, len(self.data.vocabulary), self.data.vocabulary.source_size).to(
+            self.mesh.device
+        )
         return SequenceLoss(model, self.config.train.label_smoothing)
 
     # --- memory ---
@@ -498,7 +500,7 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.generation = owner.claim(self.folder)

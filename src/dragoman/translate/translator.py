@@ -52,7 +52,7 @@ class Translator:
             }
         )
         normal = [" ".join(text.split()) for text in texts]
-        sources = dict(zip(range(len(texts)), self.vocabulary.encode(normal), strict=True))
+        sources = dict(zip(range(len(texts)), self.vocabulary.source.encode(normal), strict=True))
         waiting = {index: ids for index, ids in sources.items() if normal[index]}
         translations = [""] * len(texts)
         done = len(texts) - len(waiting)
