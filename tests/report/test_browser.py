@@ -51,7 +51,7 @@ def look(page: str, width: int, tmp_path: Path, *flags: str) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_all_figures_are_drawn_and_nothing_sticks_out(story: Write, tmp_path: Path, width: int) -> None:
     seen = look(render_html(load_run(story(crash_at=455))), width, tmp_path)
-    assert seen["figures"] == 10
+    assert seen["figures"] == 12
     assert seen["content"] <= seen["visible"]
 
 
