@@ -10,11 +10,12 @@ from pathlib import Path
 
 from dragoman.errors import RunError
 from dragoman.report.answer import Answer
+from dragoman.report.importers import import_run
 from dragoman.report.questions import answers
 from dragoman.report.read import RunRecord, load_run
 from dragoman.runs import write_json, write_text
 
-__all__ = ["Answer", "RunRecord", "diagnose", "load_run", "write_report"]
+__all__ = ["Answer", "RunRecord", "diagnose", "import_run", "load_run", "write", "write_report"]
 
 
 def diagnose(run: str | Path) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -11,7 +12,8 @@ from dragoman.report.contradictions import contradictions
 from dragoman.report.learning_questions import has_diverged
 from dragoman.report.machine_questions import CAUSES
 from dragoman.report.measures import last_step, series, stop_reason
-from dragoman.report.read import NotRecorded, RunRecord, number, text
+from dragoman.report.questions import answered
+from dragoman.report.read import NotRecorded, RunRecord, number, section, text
 from dragoman.report.stats import spread
 
 SEVERITIES = ("serious", "worth knowing", "note")
@@ -312,9 +314,21 @@ def lost_segments(record: RunRecord) -> Found:
             )
 
 
+CLAIMS = {  # question -> words of an answer that somebody gave, and verdicts that it cannot stand beside
+    4: (r"100 %|fully|yes", "^No"),
+    5: (r"\bnot?\b", "^(Very probably yes|Yes)"),
+    6: ("BLEU|plateau|improve", "from the step alone"),
+}
+
+
 def said_otherwise(record: RunRecord) -> Found:
     for title, why in contradictions(record):
         yield Finding("serious", title, why, "believe neither number before it is known which one is wrong")
+    for number_of, (words, verdict) in CLAIMS.items():
+        said, answer = text(section(record.stated, "said"), str(number_of)), answered(number_of, record).verdict
+        if said and re.search(words, said) and re.search(verdict, answer):
+            title = f"Question {number_of}: “{said}” is not what the numbers say"
+            yield Finding("serious", title, answer.rstrip("."), "see the answer above")
 
 
 DIAGNOSES: tuple[Callable[[RunRecord], Found], ...] = (

@@ -130,6 +130,14 @@ def state_evidence(record: RunRecord) -> Evidence:
         rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
     planned = f" of {record.config.train.max_steps:,} planned" if record.config else ""
     rows.append(("Steps", f"{units.count(last_step(record))}{planned}"))
+    steps, forced = series(record.valid_rows, "teacher_forced_bleu")
+    if forced:
+        rows.append(
+            (
+                "Its own BLEU: fed the reference, over subword pieces",
+                f"{forced[-1]:.1f}; no sacreBLEU, and not comparable",
+            )
+        )
     floor = number(record.environment, "model", "loss_floor")
     if floor is not None:
         rows.append(("Lowest loss that label smoothing allows", f"{floor:.4f} nats per target token"))

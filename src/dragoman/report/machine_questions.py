@@ -6,7 +6,9 @@ import statistics
 
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence, Table
+from dragoman.report.contradictions import bytes_per_s
 from dragoman.report.machine import Traffic, Waits, mean_of
+from dragoman.report.measures import series
 from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
 from dragoman.report.stats import Estimate, correlation
 from dragoman.runs import Row
@@ -151,6 +153,8 @@ def network(record: RunRecord) -> Answer:
         ranks = "One rank" if world == 1 else f"{units.count(world)} ranks on one host"
         how = "nothing was exchanged" if world == 1 else "gradients never left it"
         return Answer(5, f"No traffic, and no bottleneck: {ranks}, {how}.", [("Hosts", "1"), *bound_evidence(record)])
+    if not record.spans:
+        return network_by_arithmetic(record)
     found, waits = machine.traffic(record), machine.waits(record)
     if not found:
         raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
@@ -174,6 +178,32 @@ def network(record: RunRecord) -> Answer:
         [traffic_row(one) for one in found],
     )
     return Answer(5, verdict, evidence, "network", table)
+
+
+def network_by_arithmetic(record: RunRecord) -> Answer:
+    """Where nobody measured waiting: what must have been sent, whether the wire carried that, and what it would need."""
+    predicted, times = machine.predicted_per_host(record), series(record.train_rows, "step_seconds")[1]
+    if not predicted or not times:
+        raise record.lacks("spans.jsonl", "has no whole window after the first")
+    step, measured = statistics.fmean(times), bytes_per_s(record.stated.get("network_rate"))
+    needs = {speed: predicted * 8 / (speed * 1e9) for speed in (1, 10)}
+    drawn, limit = (mean_of(machine.gpu_samples(record), key) for key in ("power_watts", "power_limit_watts"))
+    waited = bool(drawn and limit and drawn < 0.5 * limit)
+    said = f"{units.decimal_size(predicted)} must leave a host at every step of {units.duration(step)}, {units.bit_rate(predicted / step)}"
+    if measured and 0.7 < measured * step / predicted < 1.4:
+        said += f", and {units.bit_rate(measured)} were seen on the wire: it is the gradients"
+        likely = "Very probably yes" if waited or needs[10] < step < needs[1] else "It may have been"
+        said = (
+            f"{likely}: {said}{f'; the GPUs drew {drawn:.0f} of {limit:.0f} W, they were waiting' if waited else ''}."
+        )
+    else:
+        said = f"Cannot be told, exposed communication is not recorded; but {said}."
+    rows = [(f"Such a step's exchange at {speed} Gbit/s", units.duration(seconds)) for speed, seconds in needs.items()]
+    seen = [
+        ("Seen on the wire", units.bit_rate(measured)),
+        ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}"),
+    ]
+    return Answer(5, said, [("Sent a step and host, predicted (ring, fp32)", units.size(predicted)), *rows, *seen])
 
 
 def spent_communicating(record: RunRecord) -> float:
