@@ -29,7 +29,8 @@ from dragoman.data.loader import Step, prefetched, steps
 from dragoman.monitor import gpu, host
 from dragoman.monitor.sampler import sampling
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import TIMED_EVERY, exchange_seconds, wrap
+from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
+from dragoman.parallel.wrap import wrap
 from dragoman.training.spans import Clock
 from dragoman.training.step import update
 from dragoman.training.trainer import Trainer
@@ -57,6 +58,7 @@ def main() -> None:
         )
         trainer.begin(resume=False)
         wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        time_exchanges(wrapped)
         source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
         with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:
             block(trainer, wrapped, stream, options.steps, measured=True)  # warms up, and compiles

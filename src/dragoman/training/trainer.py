@@ -33,7 +33,8 @@ from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
-from dragoman.parallel.wrap import TIMED_EVERY, exchange_seconds, wrap
+from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
+from dragoman.parallel.wrap import wrap
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
@@ -163,6 +164,7 @@ class Trainer:
         state = self.state
         wrapped = wrap(self.objective, self.mesh, compiled=self.compiled)
         wrapped.train()
+        time_exchanges(wrapped)
         pin = self.mesh.device.type == "cuda"
         position = (state.position, self.stages, state.step)
         ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
