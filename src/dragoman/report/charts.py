@@ -19,6 +19,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dragoman.config import Config
+from dragoman.config.schedule import learning_rate
 from dragoman.report import learning_questions as learning
 from dragoman.report import machine, measures, units
 from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
@@ -61,6 +63,30 @@ def draw_all(record: RunRecord) -> dict[str, str]:
             figure = Figure(figsize=(WIDTH, height), layout="constrained")
             drawing(figure, record)
             figures[name] = inline(figure, name, label)
+    return figures
+
+
+def draw_comparison(records: list[RunRecord], names: list[str]) -> dict[str, str]:
+    """The curves of several runs on top of each other: loss and BLEU against step and time, speed against step."""
+    wanted = [("valid", "loss", x) for x in ("step", "time")] + [("valid", "bleu", x) for x in ("step", "time")]
+    wanted += [("train", "loss", "step"), ("train", "target_tokens_per_s", "step")]
+    figures = {}
+    for kind, key, x in wanted:
+        with matplotlib.rc_context(fname=STYLE):
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = over_steps(
+                figure.add_subplot(), f"{'validation' if kind == 'valid' else 'training'} {key.replace('_', ' ')}"
+            )
+            axes.set_xlabel("wall clock (min)" if x == "time" else "step (updates done)")
+            for record, name, colour in zip(records, names, cycle(COLOURS), strict=False):
+                rows = record.valid_rows if kind == "valid" else record.train_rows
+                with suppress(NotRecorded):
+                    at, values = placed(rows, key, x, record)
+                    factor = hours(record)[1] / 60 if x == "time" else 1.0
+                    axes.plot([place * factor for place in at], values, color=colour, label=name)
+            if axes.lines:
+                axes.legend()
+                figures[f"{kind}_{key}_{x}"] = inline(figure, f"{kind}_{key}_{x}", f"{kind} {key} against {x}")
     return figures
 
 
@@ -299,6 +325,19 @@ def rates(figure: Figure, record: RunRecord) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: units.rate(value))
     axes.legend()
+
+
+def draw_rate(config: Config, path: Path) -> None:
+    """The curve of a schedule alone, before any run."""
+    rate, last = learning_rate(config), config.train.max_steps
+    grid = sorted({round(part * last / 1000) for part in range(1001)} | {config.schedule.warmup_steps - 1})
+    with matplotlib.rc_context(fname=STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = over_steps(figure.add_subplot(), "learning rate")
+        axes.plot([step for step in grid if step >= 0], [rate(step) for step in grid if step >= 0], color=BLUE)
+        axes.set_xlabel("step (counted from 0)")
+        axes.set_ylim(bottom=0)
+        figure.savefig(path, dpi=144)
 
 
 def step_time(figure: Figure, record: RunRecord) -> None:

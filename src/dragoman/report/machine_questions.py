@@ -166,6 +166,9 @@ def network(record: RunRecord) -> Answer:
         "Yes, the network was the bottleneck" if waits.bound == "network" else "No, the network was not the bottleneck"
     )
     verdict = f"{said}: {verdict}; {bound_words(waits)}."
+    if waits.bound == "network" and spent and (busiest.link_mbit or 0) * 1e6 > 16 * busiest.sent_per_step / spent:
+        carried = units.bit_rate(busiest.sent_per_step / spent)
+        verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."
     evidence = [
         ("Sent a step, predicted (ring, fp32)", units.size(predicted)),
         ("Measured against predicted", agreement(busiest, predicted)),

@@ -30,7 +30,7 @@ from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics
+from dragoman.monitor.sinks import Metrics, sinks
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
@@ -140,7 +140,7 @@ class Trainer:
             return "max_steps"
         monitor = self.config.monitor
         if self.mesh.is_main:
-            self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
+            self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.samples_host
         try:
             with (
