@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dragoman.config import Config
 from dragoman.config.schedule import learning_rate
@@ -77,7 +78,8 @@ def draw_comparison(records: list[RunRecord], names: list[str]) -> dict[str, str
             axes = over_steps(
                 figure.add_subplot(), f"{'validation' if kind == 'valid' else 'training'} {key.replace('_', ' ')}"
             )
-            axes.set_xlabel("wall clock (min)" if x == "time" else "step (updates done)")
+            if x == "time":
+                not_over_steps(axes, "wall clock (min)")
             for record, name, colour in zip(records, names, cycle(COLOURS), strict=False):
                 rows = record.valid_rows if kind == "valid" else record.train_rows
                 with suppress(NotRecorded):
@@ -143,10 +145,17 @@ def placed(rows: list[Row], key: str, x: str, record: RunRecord) -> tuple[list[f
 
 def over(x: str, figure: Figure, record: RunRecord, unit: str) -> Axes:
     axes = over_steps(figure.add_subplot(), unit)
-    if x == "tokens":
-        axes.set_xlabel("target tokens (million)")
-    elif x == "time":
-        axes.set_xlabel(f"wall clock ({hours(record)[2]})")
+    return (
+        axes
+        if x == "step"
+        else not_over_steps(axes, "target tokens (million)" if x == "tokens" else f"wall clock ({hours(record)[2]})")
+    )
+
+
+def not_over_steps(axes: Axes, label: str) -> Axes:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter("{x:,.4g}")
     return axes
 
 

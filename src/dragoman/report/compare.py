@@ -74,6 +74,8 @@ def gap_words(best: str, other: str, gap: float, apart: Estimate | None, key: st
         if key == "bleu"
         else f"{best} is {nats(abs(gap))} better than {other}"
     )
+    if abs(gap) < 0.001:
+        return f"{best} and {other} are the same"
     if apart is None or not apart.is_sure:
         return f"{said}, which is within the noise of the validations"
     return f"{said}, {'more than' if abs(gap) > usual else 'but less than'} another seed usually makes ({usual} {unit})"

@@ -68,7 +68,9 @@ def slow_rank(record: RunRecord) -> Found:
     remedy = {"idle": "look at the disk and the loader of that host"}.get(
         found.phase, "look for a CPU limit, other work, or a hot or slower device on that host"
     )
-    yield Finding("serious", f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler", cause, remedy)
+    cause += f"; it costs the others {units.percent(found.cost)} of every step"
+    severity = "serious" if found.cost > machine.MUCH else "worth knowing"
+    yield Finding(severity, f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler", cause, remedy)
 
 
 def throttling(record: RunRecord) -> Found:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 from dragoman.report import measures
-from dragoman.report.read import RunRecord, number, section, sections, text
+from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.runs import Row
 
 PHASES = ("idle", "other", "forward", "backward", "exposed", "optimizer")
@@ -32,6 +33,7 @@ class Window(NamedTuple):
         return sum(self.ranks[span][rank] for span in PHASES if span != "exposed")
 
 
+@once
 def windows(record: RunRecord) -> list[Window]:
     """Those that show how the run usually was: the first after every start has compilation and cold caches in it."""
     found = []
@@ -79,6 +81,7 @@ class Waits(NamedTuple):
 MUCH = 0.15  # of a step
 
 
+@once
 def waits(record: RunRecord) -> Waits:
     """Medians over windows. Raises where no spans are recorded."""
     found = windows(record)
@@ -114,9 +117,11 @@ class Straggler(NamedTuple):
     host: str
     slower: float  # times as long as the median of the others
     share: float  # of windows in which it was the last
+    cost: float  # share of a step that the others wait for it
     phase: str  # where it loses most
 
 
+@once
 def straggler(record: RunRecord) -> Straggler | None:
     """A rank that is slower than the others nearly always. Step time cannot tell who: all take the same; but the slowest has
     the least to wait."""
@@ -129,7 +134,9 @@ def straggler(record: RunRecord) -> Straggler | None:
     others = [statistics.median([*times[:rank], *times[rank + 1 :]]) for times in own]
     slower = statistics.median(times[rank] / max(other, 1e-9) for times, other in zip(own, others, strict=True))
     share = last.count(rank) / len(last)
-    if slower < 1.15 or share < 0.75:
+    late = [times[rank] - other for times, other in zip(own, others, strict=True)]
+    cost = statistics.median(wait / window.seconds for wait, window in zip(late, found, strict=True))
+    if slower < 1.15 or share < 0.75 or cost < 0.05:
         return None
 
     def excess(phase: str) -> float:
@@ -137,7 +144,7 @@ def straggler(record: RunRecord) -> Straggler | None:
 
     phase = max((name for name in PHASES if name != "exposed"), key=excess)
     host = next((text(row, "host") for row in record.hosts if rank in row.get("ranks", [])), "")
-    return Straggler(rank, host, slower, share, phase)
+    return Straggler(rank, host, slower, share, cost, phase)
 
 
 # --- network -----------------------------------------------------------------------------------------------
@@ -158,6 +165,7 @@ class Traffic(NamedTuple):
         return self.sent_per_s * 8 / (self.link_mbit * 1e6) if self.link_mbit else None
 
 
+@once
 def traffic(record: RunRecord) -> list[Traffic]:
     """By host; bytes were counted at the edges of the windows."""
     found = []
@@ -204,24 +212,32 @@ def predicted_per_host(record: RunRecord) -> float | None:
 # --- samples -----------------------------------------------------------------------------------------------
 
 
+@once
 def training_samples(record: RunRecord, host: str) -> list[Row]:
     """Samples taken while steps were made: not at the start, in a validation or while a checkpoint held training up."""
     begun = min((row["time"] for row in record.train_rows if "time" in row), default=0.0)
     ended = max((row["time"] for row in record.train_rows if "time" in row), default=float("inf"))
-    pauses = [
+    pauses = sorted(
         (row["time"] - (number(row, "seconds") or 0.0), row["time"])
         for row in record.events
         if row.get("event") in ("validation", "checkpoint")
-    ]
+    )
+
+    def paused(time: float) -> bool:
+        before = bisect(pauses, (time, float("inf")))  # a checkpoint may lie inside a longer validation
+        return any(since <= time <= until for since, until in pauses[max(0, before - 3) : before])
+
     rows = [row for row in record.telemetry.get(host, []) if begun <= row["time"] <= ended]
-    return [row for row in rows if not any(since <= row["time"] <= until for since, until in pauses)]
+    return [row for row in rows if not paused(row["time"])]
 
 
+@once
 def gpu_samples(record: RunRecord) -> list[Row]:
     """Of all GPUs that the run used, over all hosts, each with its power limit and its clock's limit."""
     return [row for rows in gpus(record).values() for row in rows]
 
 
+@once
 def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
     """`host GPU n` -> its samples, with their times; those taken while steps were made, or all."""
     found: dict[str, list[Row]] = {}
@@ -270,6 +286,7 @@ def nic_rates(record: RunRecord, host: Row) -> list[tuple[float, float]]:
     return sorted(totals.items())
 
 
+@once
 def throttled_share(record: RunRecord, host: str) -> float | None:
     """Share of the time in which the control group of the main process of a host held it back."""
     grown = [rate for _, rate in rates(training_samples(record, host), "cpu_throttled_us")]

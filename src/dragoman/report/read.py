@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from dragoman.config import Config, load_config
 from dragoman.errors import ConfigError, RunError
@@ -25,12 +26,30 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
-MOST_SAMPLES = 20_000
+MOST_SAMPLES = 6_000
 LABELLED = re.compile(r"(source|reference|translation)(?:\s*:|\s{2}|\t|$)\s*(.*)", re.IGNORECASE)
 
 
 class NotRecorded(Exception):
     """The run folder does not say what is asked; the message is the reason."""
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def once(function: Callable[Concatenate[RunRecord, Given], Result]) -> Callable[Concatenate[RunRecord, Given], Result]:
+    """Of a long run many answers need the same sums: each is made once a record."""
+
+    @wraps(function)
+    def remembered(record: RunRecord, /, *args: Given.args, **options: Given.kwargs) -> Result:
+        key = (function.__qualname__, args, tuple(options.items()))
+        if key not in record.derived:
+            record.derived[key] = function(record, *args, **options)
+        result: Result = record.derived[key]
+        return result
+
+    return remembered
 
 
 def load_run(path: str | Path) -> RunRecord:
@@ -63,6 +82,8 @@ class RunRecord:
         self.telemetry: dict[str, list[Row]] = {}
         self.stated: Row = {}
         """What a person said about the run, to be checked."""
+        self.derived: dict[Any, Any] = {}
+        """What `once` remembers."""
 
     def fill(self) -> None:
         folder = self.folder

@@ -17,7 +17,7 @@ from dragoman.report.findings import findings
 from dragoman.report.machine_questions import links
 from dragoman.report.measures import last_step
 from dragoman.report.questions import answers
-from dragoman.report.read import RunRecord, number, section, sections, text
+from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
 
 Figures = dict[str, str]
@@ -25,21 +25,27 @@ Figures = dict[str, str]
 
 def render_html(record: RunRecord, figures: Figures | None = None) -> str:
     """Figures that are drawn already may be handed in."""
-    return template("report.html.j2").render(page(record, figures or draw_all(record)))
+    return template("report.html.j2").render(page(record), **drawn(record, figures))
 
 
 def render_markdown(record: RunRecord, figures: Figures | None = None) -> str:
     """The figures are files of their own here, in a folder beside it."""
-    shown = page(record, figures or draw_all(record)) | {"folder": record.folder.figures.name}
-    return template("report.md.j2").render(shown) + "\n"
+    shown = drawn(record, figures) | {"folder": record.folder.figures.name}
+    return template("report.md.j2").render(page(record), **shown) + "\n"
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """The same for programs: verdicts, evidence and findings, in the words of the page."""
-    shown = page(record, {})
+    shown = page(record)
     facts = {key: shown[key] for key in ("name", "summary", "status", "scores")}
     given = [{"question": answer.question, **asdict(answer)} for answer in shown["answers"]]
     return facts | {"answers": given, "findings": [finding._asdict() for finding in shown["findings"]]}
+
+
+def drawn(record: RunRecord, figures: Figures | None) -> dict[str, Any]:
+    figures = figures or draw_all(record)
+    used = {answer.figure for answer in page(record)["answers"]}
+    return {"figures": figures, "axes": AXES, "curves": curves(figures, used)}
 
 
 def template(name: str) -> Template:
@@ -55,13 +61,11 @@ def plain(words: str) -> str:
     return " ".join(escaped.split())
 
 
-def page(record: RunRecord, figures: Figures) -> dict[str, Any]:
+@once
+def page(record: RunRecord) -> dict[str, Any]:
     """What both templates show."""
     given, found = answers(record), findings(record)
     return {
-        "figures": figures,
-        "axes": AXES,
-        "curves": curves(figures, {answer.figure for answer in given}),
         "name": record.folder.path.resolve().name,
         "summary": summary(record),
         "status": f"Step {units.count(last_step(record))}: {why_it_stopped(record)}",

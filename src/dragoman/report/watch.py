@@ -56,7 +56,8 @@ class Live:
             if not self.html or (stamp != self.drawn_from and now - self.drawn_at >= self.every):
                 pause = int(1000 * self.every)
                 script = SCRIPT % (stamp, pause, pause)
-                self.html = render_html(load_run(self.folder.path)).replace("</body>", script)
+                page = render_html(load_run(self.folder.path)).replace("</body>", script)
+                self.html = page.replace("</head>", '<link rel="icon" href="data:,"></head>')  # or browsers ask for one
                 self.drawn_from, self.drawn_at = stamp, time.monotonic()
             return self.html
 
