@@ -3,10 +3,11 @@
     python bench/marian.py [PRESET-OR-RUN.TOML] [section.key=value ...] --minutes 10 --valid dev=dev.en,dev.de
 
 Trains `MarianMTModel` on the prepared folder of the run file for so many minutes: same vocabulary, shape, dropout, label
-smoothing, learning-rate schedule and fused Adam, bf16 by autocast, padded batches of sentences of similar length. Marian
+smoothing and fused Adam, bf16 by autocast, padded batches of sentences of similar length. The learning rate follows the
+schedule of the run file, stretched over the minutes: it ends when they do, however many steps that is. Marian
 normalises after every sublayer (post-norm); it has no option for pre-norm, so that the models differ in this. Now and then
-it translates the validation sets and prints sacreBLEU against the seconds of training; translating does not count as
-training, compiling does. At the end all sets once more with a beam. The last line is one JSON object.
+it translates the first validation set and prints sacreBLEU against the seconds since the start; translating does not count,
+compiling does. At the end all sets with a beam. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from padded import Padded, arithmetic, groups, padded, smoothed_loss
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ from dragoman.training import optim
 
 COMPILE = ("off", "layers", "whole")
 LONGEST = 1024  # positions that Marian has; longer sources are cut
+COMPILING = 5  # steps at the start that may compile
 
 Texts = tuple[list[str], list[str]]  # sources and references
 
@@ -110,15 +113,16 @@ class Training:
         self.objective = MarianLoss(self.model, config.train.label_smoothing, options.compile).train()
         self.optimizer = optim.build(self.model, config.train)
         self.clip_norm, self.rate = config.train.clip_norm, learning_rate(config)
+        self.limit, self.compiled_at = 60 * options.minutes, 0.0
         self.step = self.target_tokens = 0
-        self.seconds = 0.0
+        self.seconds = time.time() - psutil.Process().create_time()
         self.loss_sum = torch.zeros((), device=self.device)
 
     def arithmetic(self) -> Any:
         return arithmetic(self.config, self.device)
 
     def update(self, batch: Padded) -> None:
-        optim.set_rate(self.optimizer, self.rate(self.step))
+        optim.set_rate(self.optimizer, self.rate(int(self.share * (self.config.train.max_steps - 1))))
         with self.arithmetic():
             loss = self.objective(*batch.to(self.device).tensors())
         loss.backward()
@@ -130,13 +134,22 @@ class Training:
         self.step += 1
         self.target_tokens += batch.target_tokens
 
+    @property
+    def share(self) -> float:
+        """Of the time there is for training, what is over. It begins after the first steps, which compile."""
+        return min(1.0, max(0.0, self.seconds - self.compiled_at) / (self.limit - self.compiled_at))
+
     def train_until(self, seconds: float, stream: Iterator[Padded]) -> float:
-        """Go on until so many seconds of training are over; returns the mean loss of this stretch."""
+        """Go on until so many seconds since the start are over; returns the mean loss of this stretch."""
         self.objective.train()
         self.loss_sum.zero_()
         first, start, before = self.step, time.perf_counter(), self.seconds
-        while before + time.perf_counter() - start < seconds:
+        while self.seconds < seconds:
             self.update(next(stream))
+            if self.step <= COMPILING:
+                self.loss_sum.item()  # waits for the device
+                self.compiled_at = before + time.perf_counter() - start
+            self.seconds = before + time.perf_counter() - start
         mean = self.loss_sum.item() / max(1, self.step - first)  # waits for the device
         self.seconds = before + time.perf_counter() - start
         return mean
@@ -219,11 +232,12 @@ def main() -> None:
     encoded, pin = data.encoded("train"), training.device.type == "cuda"
     history = []
     stream = endless(encoded, options.tokens, config.run.seed, pin=pin)
+    watched = dict(list(sets.items())[:1])
     with closing(prefetched(stream, pin=False)) as ahead:  # type: ignore[arg-type]  # works for any items
-        while training.seconds < 60 * options.minutes:
-            goal = min(60 * options.minutes, training.seconds + options.evaluate_every)
+        while training.seconds < training.limit:
+            goal = min(training.limit, training.seconds + options.evaluate_every)
             loss = training.train_until(goal, ahead)
-            found = scores(training, data.vocabulary, sets, options.beam, options.batch_sentences)
+            found = scores(training, data.vocabulary, watched, options.beam, options.batch_sentences)
             history.append(line(training, loss, found))
     final = scores(training, data.vocabulary, sets, options.final_beam, options.batch_sentences)
     for name, result in final.items():
@@ -237,7 +251,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     parser.add_argument("--data", type=Path, help="prepared folder; without it data.folder of the run file")
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="of training; compiling counts, translating does not"
+        "--minutes", type=float, default=10.0, help="since the start; compiling counts, translating does not"
     )
     parser.add_argument("--tokens", type=int, default=32_768, help="padded target slots a batch")
     parser.add_argument("--compile", choices=COMPILE, default="layers")
@@ -269,7 +283,7 @@ def line(training: Training, loss: float, found: dict[str, dict[str, Any]]) -> d
     bleus = {name: result["bleu"] for name, result in found.items()}
     told = ", ".join(f"{name} BLEU {bleu:.2f}" for name, bleu in bleus.items())
     print(
-        f"{training.seconds:.0f} s of training, step {training.step:,}: loss {loss:.3f}, {told or 'no sets'}",
+        f"{training.seconds:.0f} s, step {training.step:,}: loss {loss:.3f}, {told or 'no sets'}",
         flush=True,
     )
     evaluation = round(sum(result["seconds"] for result in found.values()), 1)

@@ -63,7 +63,7 @@ def test_a_device_without_room_for_one_row_is_told(prepared, tmp_path, monkeypat
 def test_on_a_gpu_what_was_found_trains_and_twice_as_much_does_not(prepared, tmp_path):
     """Most of the memory is taken away first, so that the limit is near."""
     free, total = torch.cuda.mem_get_info()
-    taken = torch.empty(free - int(0.08 * total) - 2**30, dtype=torch.uint8, device="cuda")
+    taken = torch.empty(free - int(0.08 * total) - 3 * 2**30, dtype=torch.uint8, device="cuda")
     model = ["model.d_model=1024", "model.heads=16", "model.d_ff=4096"]
     large = [*model, "train.device=cuda", "train.compile=off", "train.batch_tokens=262144", "train.max_steps=2"]
     train(tiny_config(prepared.folder, tmp_path / "auto", *large, "train.tokens_per_gpu=auto"))

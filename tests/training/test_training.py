@@ -14,6 +14,8 @@ from support import as_overrides, dragoman, tiny_config
 from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import DataError, RunError, TrainingError
+from dragoman.model.folder import read_model
+from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined
 from dragoman.training.checkpoint import newest_sound
 from dragoman.training.trainer import Trainer
@@ -297,3 +299,32 @@ def test_rows_that_cannot_hold_the_data_are_refused(prepared, tmp_path):
     with pytest.raises(DataError, match=r"Raise train\.wide_tile_width"):
         train(tiny_config(prepared.folder, tmp_path / "run", *narrow))
     assert not (tmp_path / "run").exists()
+
+
+def test_averaged_weights_are_kept_and_validated_and_training_goes_on_with_its_own(prepared, tmp_path):
+    plain = tiny_config(
+        prepared.folder, tmp_path / "plain", "train.max_steps=6", "checkpoint.every=1", "checkpoint.keep_last=9"
+    )
+    train(plain)
+    averaging = ["train.average_decay=0.4", "validation.every=3", "checkpoint.every=3"]
+    train(tiny_config(prepared.folder, tmp_path / "straight", "train.max_steps=6", *averaging))
+    train(tiny_config(prepared.folder, tmp_path / "halves", "train.max_steps=3", *averaging))
+    train(tiny_config(prepared.folder, tmp_path / "halves", "train.max_steps=6", *averaging), resume=True)
+
+    own = load_file(runs.RunFolder(tmp_path / "straight").checkpoint(6) / "weights.safetensors")
+    assert_same(own, weights(tmp_path / "plain", 6), rtol=0, atol=0)
+    assert_same(weights(tmp_path / "halves", 6), weights(tmp_path / "straight", 6), rtol=0, atol=0)
+    model = Transformer(plain.model, len(prepared.vocabulary))
+    model.init_weights(plain.run.seed)
+    expected = model.state_dict()
+    for step in range(1, 7):
+        decay, now = min(0.4, (1 + step) / (10 + step)), weights(tmp_path / "plain", step)
+        expected = {name: decay * old + (1 - decay) * now[name] for name, old in expected.items()}
+    assert_same(weights(tmp_path / "straight", 6), expected, rtol=1e-5, atol=1e-7)
+
+    losses = {name: [row["loss"] for row in runs.read_rows(tmp_path / name / "metrics.jsonl") if row["kind"] == "valid"]
+              for name in ("plain", "straight")}  # fmt: skip
+    assert losses["straight"][-1] != losses["plain"][-1], "the average is what is validated"
+    found = weights(tmp_path / "straight", 6)
+    average, _ = read_model(runs.RunFolder(tmp_path / "straight").checkpoint(6))
+    assert_same(average.state_dict(), found, rtol=0, atol=0)

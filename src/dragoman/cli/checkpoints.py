@@ -18,6 +18,7 @@ AnyPath = Annotated[Path, typer.Argument(help="Run folder, checkpoint or model f
 
 ROLES = {
     "model.safetensors": "weights",
+    "weights.safetensors": "weights of training, beside their average",
     "optimizer.safetensors": "Adam's two moments",
     "training.json": "step, position in the data, counters",
     "model.toml": "shape of the model",

@@ -214,6 +214,9 @@ class Train(Section):
     """Weight decay."""
     clip_norm: NonNegative = 0.0
     """Gradients with a larger norm than this are scaled down to it; 0 switches clipping off."""
+    average_decay: Share = 0.0
+    """Decay of a moving average of the weights (EMA), 0.999 for example: validation, checkpoints and all that comes after use
+    the average, training goes on with its own weights. 0: no average."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, fp32 elsewhere. fp16 scales the loss by itself.
     fp8 is bf16 with the forward products of large matrices in 8 bits. Weights and moments stay in fp32."""

@@ -20,6 +20,7 @@ from dragoman.runs import MANIFEST, Row, RunFolder, checkpoint_folders, open_run
 
 ROLES = {
     "model.safetensors": "weights, fp32",
+    "weights.safetensors": "weights of training beside their average, fp32",
     "model.toml": "shape of the model, languages, format version",
     "vocabulary.model": "SentencePiece vocabulary of both languages",
     "optimizer.safetensors": "Adam's two moments, fp32",

@@ -2,6 +2,7 @@
 
     model.safetensors  model.toml  vocabulary.model   the model folder
     optimizer.safetensors  training.json              the rest of the state
+    weights.safetensors   where the model is a moving average: the weights that training goes on with
     manifest.json                                     sizes and checksums, written last
 
 No pickle anywhere. Formats do not notice a flipped bit, so every file is checked against the manifest before it is used.
@@ -31,7 +32,7 @@ from dragoman.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
+OPTIMIZER, TRAINING, OWN_WEIGHTS = "optimizer.safetensors", "training.json", "weights.safetensors"
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Snapshot:
     """The state of one step in the memory of the host: training goes on while it is written."""
 
     step: int
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # to be used: averaged where there is an average
+    own_weights: dict[str, Tensor]  # then those of training; else nothing
     moments: dict[str, Tensor]
     numbers: dict[str, Any]
     scores: dict[str, float]
@@ -48,11 +50,12 @@ class Snapshot:
 def snapshot(state: TrainState, identity: dict[str, Any], scores: dict[str, float]) -> Snapshot:
     """`identity`: what must be the same on resume."""
     numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
-    weights = host_copies(state.model.state_dict())
+    weights = host_copies(state.average.tensors if state.average else state.model.state_dict())
+    own_weights = host_copies(state.model.state_dict()) if state.average else {}
     moments = host_copies(optim.moments(state.optimizer, state.model))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies run behind our back until here
-    return Snapshot(state.step, weights, moments, numbers, scores)
+    return Snapshot(state.step, weights, own_weights, moments, numbers, scores)
 
 
 def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -70,6 +73,8 @@ def write(
     with runs.new_folder(run.checkpoint(taken.step)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
         model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
+        if taken.own_weights:
+            model_folder.write_tensors(fresh / OWN_WEIGHTS, taken.own_weights)
         runs.write_json(fresh / TRAINING, taken.numbers)
         facts = {"step": taken.step, "time": round(time.time(), 3), "generation": generation, "scores": taken.scores}
         written = runs.write_manifest(fresh, facts)
@@ -128,8 +133,14 @@ def newest_sound(run: runs.RunFolder) -> Path | None:
 
 
 def restore(checkpoint: Path, state: TrainState) -> None:
-    """Put a checkpoint into `state`."""
-    model_folder.load_weights(state.model, model_folder.read_weights(checkpoint), checkpoint / model_folder.WEIGHTS)
+    """Put a checkpoint into `state`. A run that begins to average now begins with the weights as they are."""
+    to_use = model_folder.read_weights(checkpoint)
+    own = checkpoint / OWN_WEIGHTS
+    model_folder.load_weights(
+        state.model, load_file(own) if own.exists() else to_use, checkpoint / model_folder.WEIGHTS
+    )
+    if state.average:
+        state.average.restore(to_use)
     numbers = runs.read_json(checkpoint / TRAINING)
     state.restore_numbers(numbers)
     updates = numbers.get("updates", state.step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from dragoman.data.pack import Position
 from dragoman.model.transformer import Transformer
+from dragoman.training.average import Average
 
 
 @dataclass
@@ -20,6 +23,7 @@ class TrainState:
     model: Transformer
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of the loss; only fp16 needs it
+    average: Average | None = None  # of the weights, where train.average_decay asks for it
     step: int = 0  # updates done
     position: Position = Position()  # of the next row of the data
     source_tokens: int = 0  # seen, over all ranks
@@ -28,6 +32,15 @@ class TrainState:
     train_seconds: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)  # metric, score and step of the best validation so far
     stale_validations: int = 0  # validations since then
+
+    @contextmanager
+    def to_be_used(self) -> Iterator[Transformer]:
+        """The model with the weights that are validated and kept: the averaged ones where there are any."""
+        if self.average is None:
+            yield self.model
+            return
+        with self.average.in_place():
+            yield self.model
 
     def numbers(self) -> dict[str, Any]:
         """Everything but the tensors."""

@@ -47,8 +47,10 @@ def update(
     norm = clip(state.model, train.clip_norm)
     apply(state, norm)
     state.optimizer.zero_grad(set_to_none=True)
-    clock.mark("optimizer")
     state.step += 1
+    if state.average:
+        state.average.follow(state.step)
+    clock.mark("optimizer")
     state.position = step.position
     state.source_tokens += step.source_tokens
     state.target_tokens += step.target_tokens

@@ -36,6 +36,7 @@ from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
 from dragoman.parallel.wrap import wrap
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner
+from dragoman.training.average import Average
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
@@ -90,7 +91,8 @@ class Trainer:
         model.to(mesh.device)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
-        self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler())
+        average = Average(model, config.train.average_decay) if config.train.average_decay else None
+        self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
         self.objective = SequenceLoss(model, config.train.label_smoothing)
         self.description = Description(
             config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
@@ -346,7 +348,9 @@ class Trainer:
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
             self.check_replicas()
         with self.watchdog.section("validation"):
-            improved = self.validate() if self.due(validation.every) else False
+            if improved := self.due(validation.every):
+                with self.state.to_be_used():
+                    improved = self.validate()
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
