@@ -142,9 +142,10 @@ def rank_main(options: argparse.Namespace) -> None:
 
 def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Namespace) -> dict[str, float]:
     """Steps for about so many seconds, at least one agreement of all fragments and two steps."""
-    make = lambda: nn.Sequential(
-        *(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS))
-    )
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS)))
+
     objective = make()
     strategy = strategy_for(cell.section(), mesh, lambda whole: list(whole.children()), make)
     alone = cell.strategy == "none"

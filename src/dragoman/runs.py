@@ -58,6 +58,7 @@ class RunFolder:
         self.figures = self.path / "figures"
         self.report_html = self.path / "report.html"
         self.report_markdown = self.path / "report.md"
+        self.report_json = self.path / "report.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / step_name(step)

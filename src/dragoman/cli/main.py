@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data, hosts
+from dragoman.cli import bench, checkpoints, data, explain, hosts, reading
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -29,6 +29,9 @@ app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.command()(hosts.launch)
 app.command(hidden=True)(hosts.agent)
+app.add_typer(explain.app, name="explain")
+app.command()(reading.report)
+app.command()(reading.watch)
 
 
 class Engine(StrEnum):
@@ -190,15 +193,6 @@ def translate(
         return
     with progress.shown() as shown:
         lines.write(translator.translate(texts, beam=beam, progress=shown), output)
-
-
-@app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
-    """Write report.html and report.md: what the run was, and the answers to the questions people ask of it."""
-    from dragoman.report import write_report
-
-    for path in write_report(run):
-        print(path)
 
 
 @app.command()

@@ -339,6 +339,12 @@ class Monitor(Section):
     """Time between two samples."""
     tensorboard: bool = True
     """Write TensorBoard event files beside metrics.jsonl."""
+    tensorboard_tags: Literal["own", "openseq2seq"] = "own"
+    """Names in them: train/loss, valid/bleu and so on, or those of OpenSeq2Seq (train_loss, Eval_BLEU_Score from 0 to 1)."""
+    wandb: str = ""
+    """A project of Weights & Biases that gets the same numbers (extra `wandb`)."""
+    mlflow: str = ""
+    """An experiment of MLflow that gets the same numbers (extra `mlflow`)."""
 
 
 class Config(Section):

@@ -30,12 +30,12 @@ from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics
+from dragoman.monitor.sinks import Metrics, sinks
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.sharded import Sharded
-from dragoman.parallel.strategy import TIMED_EVERY
+from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner
 from dragoman.training.average import Average
 from dragoman.training.precision import arithmetic_of, resolve
@@ -152,7 +152,7 @@ class Trainer:
             return "max_steps"
         monitor = self.config.monitor
         if self.mesh.is_main:
-            self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
+            self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.samples_host
         try:
             with (
@@ -175,6 +175,7 @@ class Trainer:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
         state = self.state
         wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
+        time_exchanges(wrapped)
         self.strategy.settle(partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
         position = (state.position, self.stages, state.step)
@@ -213,7 +214,7 @@ class Trainer:
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
-            if state.step % TIMED_EVERY == 0 and (spent := self.strategy.exchange_seconds(wrapped)):
+            if state.step % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
                 window.exchanges.append(spent)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
