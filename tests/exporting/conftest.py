@@ -14,7 +14,7 @@ from dragoman.data.subwords import BOS, Vocabulary, learn
 from dragoman.model.folder import Description, write_model
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
-from dragoman.translate.search import padded
+from dragoman.translate.torch_engine import padded
 
 torch.set_num_threads(1)
 SHAPE = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64, dropout=0.0, attention_dropout=0.0)

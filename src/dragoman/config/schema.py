@@ -164,7 +164,7 @@ class Subwords(Section):
 
 
 class Model(Section):
-    """The Transformer: pre-norm, sinusoidal positions, one matrix for both embeddings and the output."""
+    """The Transformer: sinusoidal positions, one matrix for both embeddings and the output."""
 
     d_model: Positive = 512
     """Width of the model."""
@@ -182,6 +182,11 @@ class Model(Section):
     """Dropout on attention weights."""
     relu_dropout: Share = 0.1
     """Dropout inside the feed-forward layers."""
+    style: Literal["tensor2tensor", "marian"] = "tensor2tensor"
+    """`tensor2tensor`: norms before every sublayer and at the end of both stacks, attention without biases. `marian`: norms after every
+    sublayer, biases in attention and output, other wave lengths of the positions; what Marian and OPUS-MT train."""
+    activation: Literal["relu", "swish"] = "relu"
+    """Inside the feed-forward layers."""
 
 
 class Train(Section):
@@ -298,8 +303,8 @@ class Translate(Section):
     """alpha in score / ((5 + length) / 6)^alpha; larger values favour longer translations."""
     extra_length: Positive = 50
     """A translation has at most this many subwords more than its source."""
-    batch_tokens: Positive = 8192
-    """Source slots translated at once, padding included."""
+    batch_tokens: Positive | Literal["auto"] = "auto"
+    """Source slots translated at once, padding included. `auto`: 8,192 on a CPU, 65,536 on a GPU, at most 2,048 sentences."""
 
 
 class Monitor(Section):

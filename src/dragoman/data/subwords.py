@@ -23,27 +23,38 @@ from dragoman.errors import DataError
 from dragoman.runs import digest_of
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
-VOCABULARY_FILE = "vocabulary.model"
+VOCABULARY_FILE, TARGET_FILE = "vocabulary.model", "vocabulary.target.model"
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
+def processor(path: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        found = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
+    special = tuple(getattr(found, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
+    if special != (PAD, EOS, BOS, UNK):
+        raise DataError(
+            f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
+            "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
+        )
+    return found
+
+
 class Vocabulary:
-    """Text to ids and back."""
+    """Text to ids and back. An imported vocabulary may have a second file beside it: the same pieces with the target side's
+    scores."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        try:
-            self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
-        special = tuple(getattr(self.processor, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
-        if special != (PAD, EOS, BOS, UNK):
-            raise DataError(
-                f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
-                "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
-            )
+        self.processor = self.target = processor(self.path)
+        self.target_path = self.path.with_name(TARGET_FILE)
+        if self.target_path.is_file():
+            self.target = processor(self.target_path)
+            if self.target.get_piece_size() != self.processor.get_piece_size():
+                raise DataError(f"{self.target_path}: has another number of pieces than {self.path.name}")
 
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
@@ -78,7 +89,15 @@ class Vocabulary:
         rows = (self.processor.piece_to_id(text.split(" ")) for text in plain)
         return [[*(number if number > BOS else UNK for number in row), EOS] for row in rows]
 
+    def encode_target(self, texts: list[str]) -> list[list[int]]:
+        """As `encode`, of the other language: the same pieces, but where there is a second file cut by its rules."""
+        rows: list[list[int]] = self.target.encode(texts, add_eos=True)
+        return rows
+
     def decode(self, ids: list[list[int]]) -> list[str]:
+        return [str(text) for text in self.target.decode([[i for i in row if i > BOS] for row in ids])]
+
+    def decode_source(self, ids: list[list[int]]) -> list[str]:
         return [str(text) for text in self.processor.decode([[i for i in row if i > BOS] for row in ids])]
 
     def join(self, texts: list[str]) -> list[str]:

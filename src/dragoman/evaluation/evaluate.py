@@ -14,7 +14,8 @@ from dragoman.data.corpus import Pair, raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import check_names, score
-from dragoman.translate.translator import Translator, find_model
+from dragoman.translate.models import find_model
+from dragoman.translate.translator import Translator
 
 EXAMPLES = 5
 

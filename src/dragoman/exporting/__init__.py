@@ -22,7 +22,7 @@ def export(path: str | Path, out: str | Path, *, kind: str = "dragoman", quantiz
     `kind`: "dragoman" for a model folder, "ctranslate2" for CTranslate2, optionally with quantized weights."""
     check_arguments(kind, quantization)
     target = vacant(Path(out))
-    from dragoman.translate.translator import find_model  # torch only when needed
+    from dragoman.translate.models import find_model
 
     folder = find_model(Path(path))
     try:
@@ -53,7 +53,7 @@ def vacant(out: Path) -> Path:
 
 def write(folder: Path, fresh: Path, kind: str, quantization: str | None) -> None:
     if kind == "ctranslate2":
-        from dragoman.exporting.ctranslate2 import write_ctranslate2
+        from dragoman.translate.ct2_model import write_ctranslate2
 
         write_ctranslate2(folder, fresh, quantization)
     else:
