@@ -152,7 +152,19 @@ def test_the_engine_is_the_model(original, exported, checkpoint, sentences):
         for ours, theirs in zip(expected[:-1], found[:-1], strict=True):  # the last one is longer than its limit
             assert [each.text for each in theirs] == [each.text for each in ours]
             assert [each.score for each in theirs] == pytest.approx([each.score for each in ours], abs=1e-3)
-            assert [each.alignment for each in theirs] == [each.alignment for each in ours]
+        if "alignment" in options:
+            assert_same_attention(original, translator, sentences[:-1])
+
+
+def assert_same_attention(original, translator, sentences):
+    """Numbers, not words: in a model that has hardly learnt anything two words may be looked at equally much."""
+    sources = original.vocabulary.encode(sentences)
+    nothing = [[] for _ in sources]
+    ours, theirs = (each.engine.search(sources, nothing, each.request(), attention=True) for each in (original, translator))
+    for (mine,), (other,) in zip(ours, theirs, strict=True):
+        assert mine.ids == other.ids
+        for row, same in zip(mine.attention, other.attention, strict=True):
+            assert row[:-1] == pytest.approx(same, abs=1e-4)  # CTranslate2 leaves the end mark out
 
 
 def test_what_the_engine_cannot_do_is_said(exported):

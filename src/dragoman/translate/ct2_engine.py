@@ -46,10 +46,19 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         if request.groups > 1:
             raise ConfigError(["a diverse beam (groups) is not in CTranslate2; choose engine torch"], "translate")
-        if not sources:
-            return []
         if request.sample:
             self.seed(request.seed)
+        if not attention:
+            return self.search_batch(sources, prefixes, request) if sources else []
+        # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
+        return [
+            self.search_batch([source], [prefix], request, attention=True)[0]
+            for source, prefix in zip(sources, prefixes, strict=True)
+        ]
+
+    def search_batch(
+        self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
+    ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
             [self.text(source[:-1]) for source in sources],
             target_prefix=[self.text(prefix) for prefix in prefixes] if any(prefixes) else None,

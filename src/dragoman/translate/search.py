@@ -1,7 +1,7 @@
 """Beam search on the device. Ids in, ids out; no files, no text.
 
 A hypothesis ends when its end-of-sentence mark is among the `beam` best continuations of its sentence; a sentence is done when
-`beam` hypotheses have ended. With beam 1 that is greedy search. The result of a sentence does not depend on the others in its
+`beam` hypotheses or more have ended. With beam 1 that is greedy search. The result of a sentence does not depend on the others in its
 batch: limits and ends are its own, and sentences that are done leave the batch.
 
 All that changes lies in tensors of fixed shape and the host decides nothing about a step, so that a GPU can record one and
@@ -36,7 +36,7 @@ class Beams:
     token_BTK: Tensor  # what was put into every slot by its K hypotheses of then
     ancestry_BKT: Tensor  # which of them a hypothesis descends from; -1 beyond its end
     score_BK: Tensor  # log-probabilities
-    ended_B: Tensor  # hypotheses that have ended; K of them, then one place for what nobody wants
+    ended_B: Tensor  # hypotheses that have ended: at most 2K - 1 of them, and E has a place more, for what nobody wants
     ended_score_BE: Tensor
     ended_length_BE: Tensor
     ended_ancestry_BET: Tensor
@@ -52,7 +52,7 @@ class Beams:
         def whole(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        ended = hypotheses + 1
+        ended = 2 * hypotheses
         return cls(
             whole(1), whole(rows), whole(rows, slots), whole(rows, slots, hypotheses),
             torch.zeros(rows, hypotheses, slots, dtype=torch.int8, device=device),
@@ -184,16 +184,16 @@ def apart(total_SGM: Tensor, id_SGM: Tensor, request: Request, wanted: int) -> l
 
 
 def collect(beams: Beams, best_BK: Tensor, origin_BK: Tensor, ends_BK: Tensor, request: Request) -> None:
-    """Keep hypotheses that end. The first K of a row count; what comes later goes to the place that nobody reads."""
-    _, hypotheses, slots = beams.shape
+    """Keep hypotheses that end. What does not end, or comes when a row is done, goes to the place that nobody reads."""
+    slots, nowhere = beams.shape[2], beams.ended_score_BE.shape[1] - 1
     counts = ends_BK & best_BK.isfinite() & ~beams.done_B[:, None]
-    place_BK = (beams.ended_B[:, None] + counts.cumsum(1) - 1).masked_fill(~counts, hypotheses).clamp(max=hypotheses)
+    place_BK = (beams.ended_B[:, None] + counts.cumsum(1) - 1).masked_fill(~counts, nowhere)
     penalty = ((6 + beams.position_1) / 6) ** request.length_penalty  # as Request.penalty, of position + 1 ids
     beams.ended_score_BE.scatter_(1, place_BK, best_BK / penalty)
     beams.ended_length_BE.scatter_(1, place_BK, beams.position_1.expand_as(place_BK))
     history = beams.ancestry_BKT.gather(1, origin_BK[:, :, None].expand(-1, -1, slots))
     beams.ended_ancestry_BET.scatter_(1, place_BK[:, :, None].expand(-1, -1, slots), history)
-    beams.ended_B.add_(counts.sum(1)).clamp_(max=hypotheses)
+    beams.ended_B.add_(counts.sum(1))
 
 
 def extend(beams: Beams, score_BK: Tensor, origin_BK: Tensor, token_BK: Tensor) -> None:
