@@ -76,7 +76,9 @@ def test_folder(exported, original):
     assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
     assert (config["add_source_bos"], config["add_source_eos"]) == (False, True)
     assert json.loads((exported / "shared_vocabulary.json").read_text())[:4] == ["<pad>", "</s>", "<s>", "<unk>"]
-    assert contains_once(exported / "model.bin", original.engine.model.embedding.weight), "the tied matrix is stored once"
+    assert contains_once(exported / "model.bin", original.engine.model.embedding.weight), (
+        "the tied matrix is stored once"
+    )
 
 
 def contains_once(file: Path, tensor: torch.Tensor) -> bool:
@@ -160,7 +162,9 @@ def assert_same_attention(original, translator, sentences):
     """Numbers, not words: in a model that has hardly learnt anything two words may be looked at equally much."""
     sources = original.vocabulary.encode(sentences)
     nothing = [[] for _ in sources]
-    ours, theirs = (each.engine.search(sources, nothing, each.request(), attention=True) for each in (original, translator))
+    ours, theirs = (
+        each.engine.search(sources, nothing, each.request(), attention=True) for each in (original, translator)
+    )
     for (mine,), (other,) in zip(ours, theirs, strict=True):
         assert mine.ids == other.ids
         for row, same in zip(mine.attention, other.attention, strict=True):

@@ -5,8 +5,8 @@ import torch
 
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import BOS, EOS, PAD
-from dragoman.model.transformer import Transformer
 from dragoman.errors import ConfigError, DataError
+from dragoman.model.transformer import Transformer
 from dragoman.translate import Request, Translator
 from dragoman.translate.torch_engine import TorchEngine
 from dragoman.translate.translator import batches
@@ -158,7 +158,11 @@ def test_drawing_follows_the_seed_and_the_limits(model, sources):
 def test_words_are_drawn_as_often_as_the_model_says(model, sources):
     """The first word of 2,000 drawn translations, against its probability."""
     request = Request(sample=True, n_best=100, extra_length=1)
-    first = [hypothesis.ids[:1] or [EOS] for seed in range(20) for hypothesis in search(model, [sources[0]], Request(**{**vars(request), "seed": seed}))[0]]
+    first = [
+        hypothesis.ids[:1] or [EOS]
+        for seed in range(20)
+        for hypothesis in search(model, [sources[0]], Request(**{**vars(request), "seed": seed}))[0]
+    ]
     row, ones = torch.tensor([sources[0]]), torch.ones(1, len(sources[0]), dtype=torch.long)
     with torch.no_grad():
         memory = model.encode(row, torch.arange(row.shape[1])[None], ones)
@@ -169,7 +173,9 @@ def test_words_are_drawn_as_often_as_the_model_says(model, sources):
         shares = logits.softmax(-1)
     likely = shares.topk(3)
     for share, token in zip(likely.values.tolist(), likely.indices.tolist(), strict=True):
-        assert first.count([token]) / len(first) == pytest.approx(share, abs=4 * (share * (1 - share) / len(first)) ** 0.5)
+        assert first.count([token]) / len(first) == pytest.approx(
+            share, abs=4 * (share * (1 - share) / len(first)) ** 0.5
+        )
 
 
 def test_groups_avoid_each_other(model, sources):

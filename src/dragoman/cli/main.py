@@ -12,7 +12,8 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data
+from dragoman.cli import bench, checkpoints, data, translating
+from dragoman.cli.translating import Beam, Device, ModelPath
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -37,11 +38,6 @@ class Engine(StrEnum):
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
     Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
-]
-ModelPath = Annotated[Path, typer.Argument(help="A run, a checkpoint, or a model folder.", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Beam = Annotated[
-    Optional[int], typer.Option(min=1, help="Hypotheses followed at once; 1 is greedy.", show_default="of the model")
 ]
 
 
@@ -170,29 +166,7 @@ def evaluate(
     tell.scores(result)
 
 
-@app.command()
-def translate(
-    model: ModelPath,
-    source: Annotated[
-        Optional[Path], typer.Argument(help="Text file, one sentence a line.", show_default="standard input")
-    ] = None,
-    output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="Where to write.", show_default="standard output")
-    ] = None,
-    beam: Beam = None,
-    device: Device = "auto",
-) -> None:
-    """Translate raw text, line by line, in order."""
-    from dragoman.cli import lines, progress
-    from dragoman.translate import Translator
-
-    texts = lines.read(source)
-    translator = Translator.load(model, device)
-    if texts is None:
-        lines.converse(translator, beam)
-        return
-    with progress.shown() as shown:
-        lines.write(translator.translate(texts, beam=beam, progress=shown), output)
+app.command()(translating.translate)
 
 
 @app.command()

@@ -105,7 +105,7 @@ def encode_lines(lines: list[bytes], cutter: Cutter, threads: int, *place: objec
     for start in range(0, len(lines), CHUNK_PAIRS):
         pairs = [line.split(b"\t") for line in lines[start : start + CHUNK_PAIRS]]
         for side in (0, 1):
-            rows = cutter.encode([pair[side] for pair in pairs], threads, *place, side, start)
+            rows = cutter.encode([pair[side] for pair in pairs], threads, *place, side, start, side=side)
             lengths[side].append(np.fromiter(map(len, rows), np.int64, len(rows)))
             ids[side].append(np.fromiter(chain.from_iterable(rows), dtype, int(lengths[side][-1].sum())))
     return [Side(np.concatenate(ids[side]), np.cumsum(np.concatenate(lengths[side]))) for side in (0, 1)]

@@ -49,31 +49,32 @@ class Vocabulary:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.processor = self.target = processor(self.path)
-        self.target_path = self.path.with_name(TARGET_FILE)
-        if self.target_path.is_file():
-            self.target = processor(self.target_path)
-            if self.target.get_piece_size() != self.processor.get_piece_size():
-                raise DataError(f"{self.target_path}: has another number of pieces than {self.path.name}")
+        self.processor = processor(self.path)
+        self.second = self.path.with_name(TARGET_FILE)
+        self.sides = (self.processor, processor(self.second) if self.second.is_file() else self.processor)
+        if len({side.get_piece_size() for side in self.sides}) > 1:
+            raise DataError(f"{self.second}: has another number of pieces than {self.path.name}")
 
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
 
     def digest(self) -> str:
         """Of what the vocabulary does; the file also holds settings such as the number of threads that made it."""
-        return digest_of([[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))])
+        sides = dict.fromkeys(self.sides)
+        return digest_of([[side.id_to_piece(i), side.get_score(i)] for side in sides for i in range(len(self))])
 
-    def encode(self, texts: list[str] | list[bytes], threads: int | None = None) -> list[list[int]]:
-        """Ids of every text, each closed with the end-of-sentence mark."""
-        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or os.cpu_count() or 1)
+    def encode(self, texts: list[str] | list[bytes], threads: int | None = None, side: int = 0) -> list[list[int]]:
+        """Ids of every text, each closed with the end-of-sentence mark. `side`: 0 source, 1 target."""
+        threads = threads or os.cpu_count() or 1
+        rows: list[list[int]] = self.sides[side].encode(texts, add_eos=True, num_threads=threads)
         return rows
 
-    def sample(self, texts: list[str] | list[bytes], dropout: float, seed: int) -> list[list[int]]:
+    def sample(self, texts: list[str] | list[bytes], dropout: float, seed: int, side: int = 0) -> list[list[int]]:
         """As `encode`, but cut at random. The same seed cuts the same way, on any machine and beside any other thread."""
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
             draw = partial(
-                self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1, add_eos=True
+                self.sides[side].encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1, add_eos=True
             )
             try:
                 cut: list[list[int]] = fresh.submit(draw, texts).result()
@@ -89,16 +90,8 @@ class Vocabulary:
         rows = (self.processor.piece_to_id(text.split(" ")) for text in plain)
         return [[*(number if number > BOS else UNK for number in row), EOS] for row in rows]
 
-    def encode_target(self, texts: list[str]) -> list[list[int]]:
-        """As `encode`, of the other language: the same pieces, but where there is a second file cut by its rules."""
-        rows: list[list[int]] = self.target.encode(texts, add_eos=True)
-        return rows
-
-    def decode(self, ids: list[list[int]]) -> list[str]:
-        return [str(text) for text in self.target.decode([[i for i in row if i > BOS] for row in ids])]
-
-    def decode_source(self, ids: list[list[int]]) -> list[str]:
-        return [str(text) for text in self.processor.decode([[i for i in row if i > BOS] for row in ids])]
+    def decode(self, ids: list[list[int]], side: int = 1) -> list[str]:
+        return [str(text) for text in self.sides[side].decode([[i for i in row if i > BOS] for row in ids])]
 
     def join(self, texts: list[str]) -> list[str]:
         """Plain text of texts that are cut into pieces."""
@@ -115,13 +108,13 @@ class Cutter:
     variants: int = 1
     seed: int = 0
 
-    def encode(self, texts: list[bytes], threads: int, *place: object) -> list[list[int]]:
+    def encode(self, texts: list[bytes], threads: int, *place: object, side: int) -> list[list[int]]:
         """Ids of every text. What is random follows from the seed and the place: shard, variant, side, chunk."""
         if self.tokenized:
             return self.vocabulary.look_up(texts)
         if not self.dropout:
-            return self.vocabulary.encode(texts, threads)
-        return self.vocabulary.sample(texts, self.dropout, zlib.crc32(repr((self.seed, *place)).encode()))
+            return self.vocabulary.encode(texts, threads, side)
+        return self.vocabulary.sample(texts, self.dropout, zlib.crc32(repr((self.seed, *place)).encode()), side)
 
 
 def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
@@ -136,7 +129,10 @@ def vocabulary_for(pairs: Iterable[Pair], total: int, section: Subwords, path: P
     """The model that the section names, or one learnt from the pairs; either way it lies at `path` then."""
     if not section.model:
         return learn(pairs, total, section, path)
-    path.write_bytes(Vocabulary(section.model).path.read_bytes())
+    given = Vocabulary(section.model)
+    path.write_bytes(given.path.read_bytes())
+    if given.second.is_file():
+        path.with_name(TARGET_FILE).write_bytes(given.second.read_bytes())
     return Vocabulary(path)
 
 

@@ -87,7 +87,9 @@ class CTranslate2Engine:
     def hypotheses(self, result: Any, request: Request) -> list[Hypothesis]:
         attention = result.attention or [[] for _ in result.hypotheses]
         found = [
-            Hypothesis([self.ids[piece] for piece in pieces], score / request.penalty(len(pieces) + 1), rows[: len(pieces)])
+            Hypothesis(
+                [self.ids[piece] for piece in pieces], score / request.penalty(len(pieces) + 1), rows[: len(pieces)]
+            )
             for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
         ]
         return sorted(found, key=lambda hypothesis: -hypothesis.score)[: request.n_best]

@@ -53,7 +53,9 @@ def best_checkpoint(run: runs.RunFolder) -> Path:
 def read_whole(folder: Path) -> tuple[Transformer, model_folder.Description, Vocabulary]:
     """The three parts of a model, refused when they do not belong together."""
     if is_ctranslate2(folder):
-        raise RunError(f"{folder}: a CTranslate2 model holds no weights to go on from; name the run or model it was made from")
+        raise RunError(
+            f"{folder}: a CTranslate2 model holds no weights to go on from; name the run or model it was made from"
+        )
     model, description = model_folder.read_model(folder)
     vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
     if len(vocabulary) != description.vocab_size:

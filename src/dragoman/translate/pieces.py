@@ -53,7 +53,9 @@ def begins_word(index: int, vocabulary: Vocabulary) -> bool:
     return bool(vocabulary.processor.id_to_piece(index).startswith("▁"))
 
 
-def aligned_words(source: list[int], target: list[int], attention: list[list[float]], vocabulary: Vocabulary) -> Alignment:
+def aligned_words(
+    source: list[int], target: list[int], attention: list[list[float]], vocabulary: Vocabulary
+) -> Alignment:
     """For every word of the target the words of the source that its subwords looked at most, counted from 0."""
     source_words, target_words = (word_numbers(ids, vocabulary) for ids in (source, target))
     pairs = {

@@ -62,7 +62,7 @@ class Request:
 
     def penalty(self, length: int) -> float:
         """What log-probabilities are divided by; `length` counts the end mark."""
-        return ((5 + length) / 6) ** self.length_penalty
+        return float(((5 + length) / 6) ** self.length_penalty)
 
 
 @dataclass(frozen=True)

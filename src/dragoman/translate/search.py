@@ -102,9 +102,7 @@ def advance(model: Transformer, cache: Cache, beams: Beams, request: Request, sl
     # The best that did not end. There are enough: of twice as many candidates no more than half can end.
     order = torch.arange(ends_BC.shape[1], device=ends_BC.device)
     chosen_BK = (order + order.numel() * ends_BC).topk(hypotheses, dim=1, largest=False).indices
-    extend(
-        beams, *(each.gather(1, chosen_BK) for each in (rank_BC.masked_fill(ends_BC, NEVER), origin_BC, id_BC))
-    )
+    extend(beams, *(each.gather(1, chosen_BK) for each in (rank_BC.masked_fill(ends_BC, NEVER), origin_BC, id_BC)))
 
 
 def visible(beams: Beams, slots: int, dtype: torch.dtype) -> Tensor:
@@ -116,9 +114,7 @@ def visible(beams: Beams, slots: int, dtype: torch.dtype) -> Tensor:
     return torch.where(is_ancestor, zero, never)[:, None]
 
 
-def candidates(
-    logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request: Request
-) -> tuple[Tensor, Tensor]:
+def candidates(logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """The best continuations of every hypothesis and their log-probabilities; where an id is forced, only this one. One that
     the user has given costs nothing."""
     vocabulary = logits_BKV.shape[-1]
@@ -165,8 +161,8 @@ def choose(total_BKC: Tensor, id_BKC: Tensor, request: Request) -> tuple[Tensor,
     if request.groups == 1:
         best, flat = total.topk(wanted, dim=1)
         return best, flat // count, ids.gather(1, flat)
-    grouped = (each.view(-1, request.groups, each.shape[1]) for each in (total, ids))
-    flat = torch.stack(apart(*grouped, request, wanted), dim=1).view(rows, wanted)
+    by_sentence = total.view(-1, request.groups, total.shape[1]), ids.view(-1, request.groups, total.shape[1])
+    flat = torch.stack(apart(*by_sentence, request, wanted), dim=1).view(rows, wanted)
     return total.gather(1, flat), flat // count, ids.gather(1, flat)
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.subwords import BOS, EOS, PAD
-from dragoman.model.transformer import Cache, KeyValue, Transformer
+from dragoman.model.layers import KeyValue
+from dragoman.model.transformer import Cache, Transformer
 from dragoman.translate.request import Hypothesis, Request
 from dragoman.translate.search import NEVER, Beams, advance, harvest
 

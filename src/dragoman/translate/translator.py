@@ -42,7 +42,9 @@ class Translator:
         self.engine, self.vocabulary, self.section, self.languages = engine, vocabulary, section, languages
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", *, engine: str = "auto", precision: str = "auto") -> Translator:
+    def load(
+        cls, path: str | Path, device: str = "auto", *, engine: str = "auto", precision: str = "auto"
+    ) -> Translator:
         """From a model folder, a checkpoint, a run (its best checkpoint) or an export to CTranslate2.
 
         `engine`: "torch", "ctranslate2", or auto: CTranslate2 on a CPU where it is installed, torch elsewhere."""
@@ -56,13 +58,12 @@ class Translator:
         description = model_folder.read_description(folder)
         vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
         languages = (description.source_lang, description.target_lang)
-        return cls(open_engine(folder, vocabulary, device, engine, precision), vocabulary, description.translate, languages)
+        return cls(
+            open_engine(folder, vocabulary, device, engine, precision), vocabulary, description.translate, languages
+        )
 
     def request(self, **options: Any) -> Request:
-        """The model's own way to search, changed by what is not None."""
-        own = {key: getattr(self.section, key) for key in ("beam", "length_penalty", "extra_length")}
-        given = {key: value for key, value in options.items() if value is not None}
-        return Request(**own | given).check()
+        return request_for(self.section, **options)
 
     def translate(
         self, texts: list[str], *, split: bool = False, progress: runs.Progress = runs.silent, **options: Any
@@ -93,7 +94,7 @@ class Translator:
         places = [(text, part) for text, found in enumerate(cut) for part in range(len(found))]
         sources = [cut[text][part].ids for text, part in places]
         wanted = [prefixes[text] if part == 0 else "" for text, part in places]
-        forced = [ids[:-1] for ids in self.vocabulary.encode_target(wanted)]
+        forced = [ids[:-1] for ids in self.vocabulary.encode(wanted, side=1)]
         found = self.search_ids(sources, forced, request, alignment, batch_tokens, progress)
         by_place = dict(zip(places, found, strict=True))
         ready = self.read_out(found)
@@ -153,15 +154,24 @@ class Translator:
         for hypothesis, part in zip(chosen, cut, strict=True):
             words = aligned_words(part.ids, hypothesis.ids, hypothesis.attention, self.vocabulary)
             pairs += [(source_words + source, target_words + target) for source, target in words]
-            source_words += len(self.vocabulary.decode_source([part.ids])[0].split())
+            source_words += len(self.vocabulary.decode([part.ids], side=0)[0].split())
             target_words += len(texts[id(hypothesis)].split())
         return pairs
+
+
+def request_for(section: Translate, **options: Any) -> Request:
+    """The model's own way to search, changed by what is not None."""
+    own = {key: getattr(section, key) for key in ("beam", "length_penalty", "extra_length")}
+    given = {key: value for key, value in options.items() if value is not None}
+    return Request(**own | given).check()
 
 
 def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, precision: str) -> Engine:
     if is_ctranslate2(folder):
         if engine == "torch":
-            raise ConfigError([f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate")
+            raise ConfigError(
+                [f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate"
+            )
         return CTranslate2Engine(folder, vocabulary, "cpu" if device == "auto" else device)
     if engine == "ctranslate2" or (engine == "auto" and precision == "auto" and prefers_ctranslate2(device)):
         return CTranslate2Engine.converted(folder, vocabulary)
@@ -190,4 +200,3 @@ def batches(sources: list[list[int]], slots: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
