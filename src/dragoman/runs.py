@@ -7,6 +7,7 @@ runs/<name>/
   events.jsonl        start, resume, spans, end       telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
+  start.json          what was taken from the model that train.start_from names
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.owner = self.path / "owner.json"
+        self.start = self.path / "start.json"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"
         self.logs = self.path / "log"

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data, translating
+from dragoman.cli import bench, checkpoints, data, exports, translating
 from dragoman.cli.translating import Beam, Device, ModelPath
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
@@ -190,19 +190,8 @@ def config(
     print(to_toml(load_config(run_file, overrides), explained=True), end="")
 
 
-@app.command()
-def export(
-    model: ModelPath,
-    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    kind: Annotated[str, typer.Option("--to", help="dragoman or ctranslate2.")] = "dragoman",
-    quantization: Annotated[
-        Optional[str], typer.Option(help="For ctranslate2: int8, int8_float16, float16, ...")
-    ] = None,
-) -> None:
-    """Write a model folder without the state of training, or a CTranslate2 model."""
-    from dragoman.exporting import export as write
-
-    print(write(model, output, kind=kind, quantization=quantization))
+app.command()(exports.export)
+app.command("import")(exports.import_model)
 
 
 @app.command()

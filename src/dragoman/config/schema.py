@@ -192,6 +192,11 @@ class Model(Section):
 class Train(Section):
     """How to learn."""
 
+    start_from: str = ""
+    """A model to start from (fine-tuning): a run, a checkpoint or a model folder. Tensors are taken by name and shape, rows of the
+    embedding by subword; what was taken is written down. Empty: from scratch."""
+    freeze: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of tensors that stay as they are, with * and ?: ["embedding.*", "encoder.*"]."""
     max_steps: Positive = 300_000
     """Steps to train. A step is ONE update of the weights, from all ranks and all micro-batches together."""
     tile_width: Positive = 128

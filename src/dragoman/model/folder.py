@@ -55,13 +55,13 @@ def write_description(folder: Path, description: Description, vocabulary: Path) 
         shutil.copyfile(second, folder / TARGET_VOCABULARY)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
     from safetensors.torch import save_file
 
     try:
         path.touch()
         mode = path.stat().st_mode  # as the user wants new files to be; safetensors would hide it from everybody else
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, facts)
         path.chmod(mode)
     except SafetensorError as error:
         raise RunError(f"{path}: could not be written ({error})") from None

@@ -34,7 +34,7 @@ from dragoman.monitor.sinks import Metrics
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.wrap import wrap
-from dragoman.training import checkpoint, facts, fault, memory, optim, owner
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
@@ -69,7 +69,14 @@ class Trainer:
     """One run on one rank. Built once, then `run` tells the story."""
 
     def __init__(
-        self, config: Config, data: PreparedData, mesh: Mesh, tasks: list[Task], version: str, progress: runs.Progress
+        self,
+        config: Config,
+        data: PreparedData,
+        mesh: Mesh,
+        tasks: list[Task],
+        version: str,
+        progress: runs.Progress,
+        start_from: Path | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
         self.tasks, self.version, self.progress = tasks, version, progress
@@ -86,6 +93,7 @@ class Trainer:
         model = Transformer(config.model, len(data.vocabulary))
         model.init_weights(config.run.seed)
         model.to(mesh.device)
+        self.start_from, self.frozen = start_from, start.freeze(model, config.train.freeze)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler())
@@ -114,6 +122,11 @@ class Trainer:
         if source is not None:
             self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
             checkpoint.restore(source, self.state)
+        taken = (
+            start.take(self.state.model, self.data.vocabulary, self.start_from)
+            if self.start_from and not source
+            else None
+        )
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
@@ -130,6 +143,9 @@ class Trainer:
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
+            if taken:
+                runs.write_json(self.folder.start, taken | {"frozen": self.frozen})
+                self.progress("starting", 0, self.config.train.max_steps, start.told(taken))
         wait_for_all(self.mesh)
 
     def run(self) -> str:
