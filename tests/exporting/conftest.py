@@ -33,6 +33,11 @@ PAIRS = [
 
 
 @pytest.fixture(scope="session")
+def pairs() -> list[tuple[str, str]]:
+    return PAIRS
+
+
+@pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return learn(
         PAIRS, len(PAIRS), Subwords(vocab_size=120), tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"

@@ -70,6 +70,7 @@ def test_folder(exported, original):
         "vocabulary.model",
         "model.toml",
         "manifest.json",
+        "README.md",
     }
     assert damage(exported) is None
     config = json.loads((exported / "config.json").read_text())

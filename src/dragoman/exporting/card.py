@@ -88,7 +88,7 @@ def made_of(run: runs.RunFolder | None, folder: Path) -> list[str]:
     step = f"mean of steps {averaged}" if averaged else f"step {runs.step_of(folder):,} of {config.train.max_steps:,}"
     lines += [
         f"- {step}, {config.train.batch_tokens:,} target slots a step, {config.train.optimizer}, {config.schedule.policy} schedule",
-        f"- {machine.get('world_size', '?')} x {machine.get('device_name', '?')}, {machine.get('precision', '?')}, started {machine.get('started', '?')}",
+        f"- {machine.get('world_size')} x {machine.get('device_name')}, {machine.get('precision')}, {machine.get('started')}",
         "",
         "```sh",
         "dragoman prepare run.toml",
@@ -103,7 +103,7 @@ def before(path: Path) -> list[str]:
     """Data, training and scores as an earlier card told them: the model was exported once already."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     start, end = text.find("\n## "), text.find("\n## Licence")
-    return text[start + 1 : end].splitlines() + [""] if 0 <= start < end else []
+    return [*text[start + 1 : end].splitlines(), ""] if 0 <= start < end else []
 
 
 def words_of(source: str | None) -> str:
@@ -120,7 +120,7 @@ def scores(run: runs.RunFolder | None, folder: Path) -> list[str]:
     for entry in known:
         if Path(entry["model"]).name == folder.name:
             rows += [
-                f"| {entry['test_set']} ({entry['sentences']:,} sentences) | {name} | {score['score']:.2f} | {escaped(score['signature'])} |"
+                f"| {entry['test_set']} ({entry['sentences']:,}) | {name} | {score['score']:.2f} | {escaped(score['signature'])} |"
                 for name, score in entry["scores"].items()
             ]
     if not rows:

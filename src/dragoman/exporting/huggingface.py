@@ -171,7 +171,7 @@ def our_section(config: dict[str, Any], folder: Path) -> Model:
         wrong.insert(0, f"model_type = {kind!r} (marian and pegasus can be)")
     elif kind == "marian":
         wrong += [f"{key} = true" for key in ("normalize_before", "add_final_layer_norm") if config.get(key)]
-    activation = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
+    activation: Any = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
     if activation not in ("relu", "swish"):
         wrong.append(f"activation_function = {activation!r}")
     if wrong or same:
