@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data, exports, translating
+from dragoman.cli import bench, checkpoints, data, exports, serving, translating
 from dragoman.cli.translating import Beam, Device, ModelPath
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
@@ -194,16 +194,7 @@ app.command()(exports.export)
 app.command("import")(exports.import_model)
 
 
-@app.command()
-def serve(
-    model: ModelPath,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
-) -> None:
-    """Answer translation requests over HTTP."""
-    from dragoman.serve.server import serve as listen
-
-    listen(model, host=host, port=port)
+app.command()(serving.serve)
 
 
 @app.command()
