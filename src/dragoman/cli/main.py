@@ -12,8 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data, exports, serving, translating
-from dragoman.cli.translating import Beam, Device, ModelPath
+from dragoman.cli import bench, checkpoints, data, evaluating, exports, serving, translating
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -128,44 +127,7 @@ def train(
         raise typer.Exit(130)
 
 
-@app.command()
-def evaluate(
-    model: ModelPath,
-    source: Annotated[
-        Optional[str], typer.Option(help="Test text, source side.", show_default="the test set of the run")
-    ] = None,
-    reference: Annotated[Optional[str], typer.Option(help="Test text, target side.")] = None,
-    metric: Annotated[
-        Optional[list[str]],
-        typer.Option(help="bleu, chrf, ter or comet; may be given several times.", show_default="bleu and chrf"),
-    ] = None,
-    tokenize: Annotated[
-        Optional[str],
-        typer.Option(
-            help="How BLEU cuts words, by sacreBLEU's names: none for text that is tokenised already, zh, ja-mecab, ...",
-            show_default="13a",
-        ),
-    ] = None,
-    beam: Beam = None,
-    device: Device = "auto",
-) -> None:
-    """Translate a test set and score it with sacreBLEU."""
-    from dragoman.cli import progress, stages, tell
-
-    with progress.shown() as shown:
-        result = stages.evaluate(
-            model,
-            source=source,
-            reference=reference,
-            metrics=metric,
-            tokenize=tokenize,
-            beam=beam,
-            device=device,
-            progress=shown,
-        )
-    tell.scores(result)
-
-
+app.command()(evaluating.evaluate)
 app.command()(translating.translate)
 
 
