@@ -68,7 +68,7 @@ class TorchEngine:
         found = self.search_rows(searched, request)
         results = []
         for first in range(0, len(each), request.rows):
-            together = [Hypothesis(*ended) for row in found[first : first + request.rows] for ended in row]
+            together = [ended for row in found[first : first + request.rows] for ended in likeliest(row, request)]
             if request.groups > 1:  # two groups may end with the same
                 together = list({tuple(hypothesis.ids): hypothesis for hypothesis in together}.values())
             together.sort(key=lambda hypothesis: -hypothesis.score)
@@ -144,6 +144,12 @@ class TorchEngine:
         ones = [torch.ones_like(row) for row in rows]
         weights: list[list[float]] = self.model.attention_to_source(rows[0], ones[0], rows[1], ones[1])[0].tolist()
         return weights
+
+
+def likeliest(row: list[tuple[list[int], float]], request: Request) -> list[Hypothesis]:
+    """Of all that ended, as many as the beam is wide, by their log-probability: as CTranslate2 chooses."""
+    ended = [Hypothesis(*each) for each in row]
+    return sorted(ended, key=lambda found: -found.score * request.penalty(len(found.ids) + 1))[: request.width]
 
 
 class Batch:
