@@ -8,6 +8,7 @@ runs/<name>/
   spans.jsonl         seconds a step, by rank and phase
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
+  start.json          what was taken from the model that train.start_from names
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class RunFolder:
         self.events = self.path / "events.jsonl"
         self.spans = self.path / "spans.jsonl"
         self.owner = self.path / "owner.json"
+        self.start = self.path / "start.json"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"
         self.logs = self.path / "log"

@@ -1,12 +1,10 @@
 """Separate vocabularies: each side is cut by its own, and so it stays in training, resuming, translating and exporting."""
 
 import pytest
-import torch
 from support import SENTENCES, config_for, write_corpus
 
 from dragoman.cli.stages import prepare, train
 from dragoman.config import load_config
-from dragoman.data.subwords import BOS
 from dragoman.errors import ConfigError, RunError
 from dragoman.exporting import export
 from dragoman.model.transformer import Transformer
@@ -41,37 +39,38 @@ def test_each_side_is_cut_by_its_own(trained):
 
 def test_a_model_keeps_both(trained, tmp_path):
     folder, _ = trained
-    translator = Translator.load(folder / "run", "cpu")
-    assert translator.model.source_embedding.weight.shape == (60, 32)
-    whole = sum(parameter.numel() for parameter in translator.model.parameters())
-    joint = sum(parameter.numel() for parameter in Transformer(translator.model.section, 60).parameters())
+    translator = Translator.load(folder / "run", "cpu", engine="torch")
+    model = translator.engine.model
+    assert model.source_embedding.weight.shape == (60, 32)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    joint = sum(parameter.numel() for parameter in Transformer(model.section, 60).parameters())
     assert whole - joint == 60 * 32
     text = [source for source, _ in SENTENCES[:5]]
     ours = translator.translate(text, beam=2)
     again = export(folder / "run", tmp_path / "weights", kind="dragoman")
-    assert Translator.load(again, "cpu").translate(text, beam=2) == ours
+    assert Translator.load(again, "cpu", engine="torch").translate(text, beam=2) == ours
+    with pytest.raises(RunError, match="a vocabulary for each side"):
+        export(again, tmp_path / "hf", kind="huggingface")
     (again / "source.model").unlink()
     with pytest.raises(RunError):
         export(again, tmp_path / "broken", kind="dragoman")
 
 
 def test_ctranslate2_has_both(trained, tmp_path):
-    library = pytest.importorskip("ctranslate2")
+    pytest.importorskip("ctranslate2")
     folder, _ = trained
     exported = export(folder / "run", tmp_path / "ct2", kind="ctranslate2")
-    translator = Translator.load(folder / "run", "cpu")
-    source, target = translator.vocabulary.source, translator.vocabulary
-    pieces = [
-        each.processor.encode(text, out_type=str) for each, text in zip((source, target), SENTENCES[7], strict=True)
-    ]
-    ids = [torch.tensor(each.encode([text])) for each, text in zip((source, target), SENTENCES[7], strict=True)]
-    with torch.inference_mode():
-        cache = translator.model.start(ids[0], torch.ones_like(ids[0]))
-        shifted = [BOS, *ids[1][0, :-1].tolist()]
-        steps = [translator.model.step(torch.tensor([piece]), cache).log_softmax(-1)[0] for piece in shifted]
-    ours = [float(step[piece]) for step, piece in zip(steps, ids[1][0].tolist(), strict=True)]
-    (theirs,) = library.Translator(str(exported), device="cpu").score_batch(pieces[:1], pieces[1:])
-    assert theirs.log_probs == pytest.approx(ours, abs=1e-4)
+    engines = Translator.load(folder / "run", "cpu", engine="torch"), Translator.load(exported, "cpu")
+    text = [source for source, _ in SENTENCES[:20]]
+    ours, theirs = (each.search(text, each.request(beam=3, extra_length=200)) for each in engines)
+    assert [best[0].text for best in ours] == [best[0].text for best in theirs]
+    ended = [
+        place for place, best in enumerate(ours) if len(best[0].text) < 100
+    ]  # those that never end have another score
+    assert ended
+    assert [theirs[place][0].score for place in ended] == pytest.approx(
+        [ours[place][0].score for place in ended], abs=1e-3
+    )
 
 
 def test_a_given_model_is_one_for_both():

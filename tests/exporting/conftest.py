@@ -15,10 +15,19 @@ from dragoman.data.subwords import BOS, Vocabulary, learn
 from dragoman.model.folder import Description, write_model
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
-from dragoman.translate.search import padded
+from dragoman.translate.torch_engine import padded
 
 torch.set_num_threads(1)
-SHAPE = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64, dropout=0.0, attention_dropout=0.0)
+SHAPE = Model(
+    d_model=32,
+    heads=4,
+    encoder_layers=2,
+    decoder_layers=2,
+    d_ff=64,
+    dropout=0.0,
+    attention_dropout=0.0,
+    relu_dropout=0.0,
+)
 WHO = {"the cat": "die Katze", "my brother": "mein Bruder", "a teacher": "eine Lehrerin", "nobody": "niemand"}
 DOES = {"sees": "sieht", "paints": "malt", "forgets": "vergisst", "understands": "versteht", "buys": "kauft"}
 WHAT = {
@@ -31,6 +40,11 @@ PAIRS = [
     (" ".join(pair[0] for pair in row) + ".", " ".join(pair[1] for pair in row) + ".")
     for row in product(*(side.items() for side in (WHO, DOES, WHAT)))
 ]
+
+
+@pytest.fixture(scope="session")
+def pairs() -> list[tuple[str, str]]:
+    return PAIRS
 
 
 @pytest.fixture(scope="session")

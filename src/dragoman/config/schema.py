@@ -166,7 +166,7 @@ class Subwords(Section):
 
 
 class Model(Section):
-    """The Transformer: pre-norm, sinusoidal positions, one matrix for the embeddings and the output."""
+    """The Transformer: sinusoidal positions, one matrix for the embeddings and the output."""
 
     d_model: Positive = 512
     """Width of the model."""
@@ -184,11 +184,21 @@ class Model(Section):
     """Dropout on attention weights."""
     relu_dropout: Share = 0.1
     """Dropout inside the feed-forward layers."""
+    style: Literal["tensor2tensor", "marian"] = "tensor2tensor"
+    """`tensor2tensor`: norms before every sublayer and at the end of both stacks, attention without biases. `marian`: norms after every
+    sublayer, biases in attention and output, other wave lengths of the positions; what Marian and OPUS-MT train."""
+    activation: Literal["relu", "swish"] = "relu"
+    """Inside the feed-forward layers."""
 
 
 class Train(Section):
     """How to learn."""
 
+    start_from: str = ""
+    """A model to start from (fine-tuning): a run, a checkpoint or a model folder. Tensors are taken by name and shape, rows of the
+    embedding by subword; what was taken is written down. Empty: from scratch."""
+    freeze: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of tensors that stay as they are, with * and ?: ["embedding.*", "encoder.*"]."""
     max_steps: Positive = 300_000
     """Steps to train. A step is ONE update of the weights, from all ranks and all micro-batches together."""
     tile_width: Positive = 128
@@ -326,8 +336,8 @@ class Translate(Section):
     """alpha in score / ((5 + length) / 6)^alpha; larger values favour longer translations."""
     extra_length: Positive = 50
     """A translation has at most this many subwords more than its source."""
-    batch_tokens: Positive = 8192
-    """Source slots translated at once, padding included."""
+    batch_tokens: Positive | Literal["auto"] = "auto"
+    """Source slots translated at once, padding included. `auto`: 8,192 on a CPU, 65,536 on a GPU, at most 2,048 sentences."""
 
 
 class Monitor(Section):

@@ -245,11 +245,13 @@ class Preparation:
         if not path.is_file():
             self.progress("learning subwords", 0, 0, "")
             task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords
-            learnt = {path: (0, 1)} if self.config.subwords.joint else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
+            given = Vocabulary(self.config.subwords.model) if self.config.subwords.model else None
+            one = given.source is given if given else self.config.subwords.joint
+            learnt = {path: (0, 1)} if one else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
             try:
                 for file, sides in learnt.items():
-                    given = *task, file, sides
-                    learn_from(*given) if len(shards) == 1 else self.crew.apply(learn_from, *given)
+                    what = *task, file, sides
+                    learn_from(*what) if len(shards) == 1 else self.crew.apply(learn_from, *what)
             except DataError as error:
                 drops = dict(sum((shard.dropped for shard in shards), Counter()))
                 left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
@@ -297,7 +299,8 @@ def learn_from(
     """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
     temporary = runs.temporary_name(path)
     if section.model:
-        shutil.copy(section.model, temporary)
+        given = Path(section.model)
+        shutil.copy(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given, temporary)
     else:
         learn(sampled(shards, reasons, section.sample_pairs, sides), section, temporary)
     temporary.replace(path)

@@ -39,21 +39,27 @@ LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
+def processor(path: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        found = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
+    special = tuple(getattr(found, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
+    if special != (PAD, EOS, BOS, UNK):
+        raise DataError(
+            f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
+            "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
+        )
+    return found
+
+
 class Vocabulary:
-    """Text to ids and back."""
+    """Text to ids and back. An imported vocabulary may have a second file beside it: the same pieces with the target side's
+    scores."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        try:
-            self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
-        special = tuple(getattr(self.processor, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
-        if special != (PAD, EOS, BOS, UNK):
-            raise DataError(
-                f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
-                "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
-            )
+        self.processor = processor(self.path)
 
     @cached_property
     def source(self) -> Vocabulary:
@@ -61,10 +67,14 @@ class Vocabulary:
         path = self.path.with_name(SOURCE_FILE)
         return Vocabulary(path) if self.path.name == VOCABULARY_FILE and path.is_file() else self
 
-    @property
+    @cached_property
     def source_size(self) -> int:
-        """Pieces of a vocabulary that the source has for itself."""
-        return len(self.source) if self.source is not self else 0
+        """Pieces that the source has for itself. An imported vocabulary may have the same ones, cut by other rules: that is none."""
+        same = self.source is self or self.source.pieces() == self.pieces()
+        return 0 if same else len(self.source)
+
+    def pieces(self) -> list[str]:
+        return [str(self.processor.id_to_piece(index)) for index in range(len(self))]
 
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
@@ -72,7 +82,7 @@ class Vocabulary:
     def digest(self) -> str:
         """Of what the vocabulary does; the file also holds settings such as the number of threads that made it."""
         own = [[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))]
-        return digest_of([own, self.source.digest()] if self.source_size else own)
+        return digest_of([own, self.source.digest()] if self.source is not self else own)
 
     @cached_property
     def knows_words(self) -> bool:

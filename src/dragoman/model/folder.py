@@ -1,6 +1,8 @@
 """A model folder: weights, shape and vocabulary, and nothing of training. Every checkpoint is one, with more beside it.
 
-model.safetensors   model.toml   vocabulary.model   source.model (where the source has a vocabulary of its own)
+model.safetensors   model.toml   vocabulary.model   source.model (where the source has a vocabulary of its own, or is cut by other rules)
+
+What is read of it without its weights needs no torch: another engine starts in half a second.
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from dragoman.config.load import toml_value
 from dragoman.config.schema import Model, Translate
 from dragoman.errors import RunError
-from dragoman.model.transformer import Transformer
 from dragoman.runs import write_text
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dragoman.model.transformer import Transformer
+
+FORMAT = 2  # 1 knew neither model.style nor model.activation
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.toml", "vocabulary.model"
 SOURCE_VOCABULARY = "source.model"  # beside the other
 
@@ -40,17 +45,24 @@ class Description:
 
 def write_model(folder: Path, weights: dict[str, Tensor], description: Description, vocabulary: Path) -> None:
     write_tensors(folder / WEIGHTS, weights)
+    write_description(folder, description, vocabulary)
+
+
+def write_description(folder: Path, description: Description, vocabulary: Path) -> None:
+    """All but the weights."""
     write_text(folder / DESCRIPTION, describe(description))
     shutil.copyfile(vocabulary, folder / VOCABULARY)
-    if description.source_vocab_size:
-        shutil.copyfile(vocabulary.with_name(SOURCE_VOCABULARY), folder / SOURCE_VOCABULARY)
+    if (source := vocabulary.with_name(SOURCE_VOCABULARY)).is_file():
+        shutil.copyfile(source, folder / SOURCE_VOCABULARY)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
+    from safetensors.torch import save_file
+
     try:
         path.touch()
         mode = path.stat().st_mode  # as the user wants new files to be; safetensors would hide it from everybody else
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, facts)
         path.chmod(mode)
     except SafetensorError as error:
         raise RunError(f"{path}: could not be written ({error})") from None
@@ -89,6 +101,8 @@ def read_description(folder: Path) -> Description:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -97,6 +111,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def read_model(folder: Path) -> tuple[Transformer, Description]:
     """The model, ready to translate."""
+    from dragoman.model.transformer import Transformer
+
     description = read_description(folder)
     model = Transformer(description.model, description.vocab_size, description.source_vocab_size)
     load_weights(model, read_weights(folder), folder / WEIGHTS)

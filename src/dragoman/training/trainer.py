@@ -36,7 +36,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
-from dragoman.training import checkpoint, facts, fault, memory, optim, owner
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
 from dragoman.training.average import Average
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
@@ -79,7 +79,14 @@ class Trainer:
     """One run on one rank. Built once, then `run` tells the story."""
 
     def __init__(
-        self, config: Config, data: PreparedData, mesh: Mesh, tasks: list[Task], version: str, progress: runs.Progress
+        self,
+        config: Config,
+        data: PreparedData,
+        mesh: Mesh,
+        tasks: list[Task],
+        version: str,
+        progress: runs.Progress,
+        start_from: Path | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
         self.tasks, self.version, self.progress = tasks, version, progress
@@ -97,6 +104,8 @@ class Trainer:
         model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
+        self.taken = start.take(model, data.vocabulary, start_from) if start_from else None
+        self.frozen = start.freeze(model, config.train.freeze)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
         self.objective = SequenceLoss(model, config.train.label_smoothing)
@@ -144,6 +153,9 @@ class Trainer:
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
+            if self.taken and source is None:
+                runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
+                self.progress("starting", 0, self.config.train.max_steps, start.told(self.taken))
         wait_for_all(self.mesh)
 
     def run(self) -> str:
