@@ -73,6 +73,48 @@ def slow_rank(record: RunRecord) -> Found:
     yield Finding(severity, f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler", cause, remedy)
 
 
+def stalls(record: RunRecord) -> Found:
+    """Single steps far above the median of their window. Where they lose their time differs when it is the whole host that stops."""
+    found, lost, total, phases = machine.windows(record), 0.0, 0.0, list[str]()
+    usual = {name: statistics.median(window.mean(name) for window in found) for name in machine.PHASES} if found else {}
+    worst = 0.0
+    for window in found:
+        median, slowest = (number(window.row, f"{key}_step_seconds") for key in ("median", "slowest"))
+        if median and slowest:
+            total += window.seconds * window.steps
+            lost += max(0.0, window.seconds - median) * window.steps if slowest > 2.5 * median else 0.0
+            worst = max(worst, slowest / median)
+            if slowest > 2.5 * median:
+                phases.append(max(usual, key=lambda name, window=window: window.mean(name) - usual[name]))  # type: ignore[misc]
+    if not total or lost < 0.03 * total:
+        return
+    where = ", ".join(
+        f"{name} {phases.count(name)} times" for name in sorted(set(phases), key=phases.count, reverse=True)
+    )
+    cause = f"{units.percent(lost / total)} of the time is lost in them, up to {worst:.2g} times a usual step; they fall into {where}"
+    hint = "the host stops as a whole: rows packed in the same process, garbage collection, other work on its cores"
+    remedy = hint if len(set(phases)) > 1 else f"look at what happens in {phases[0]}"
+    yield Finding("worth knowing", f"{units.plural(len(phases), 'stall')} of single steps", cause, remedy)
+
+
+def crowded(record: RunRecord) -> Found:
+    """On a CPU, computing takes processor time; where it got much less than it took, others had the cores."""
+    if text(record.environment, "device") != "cpu":
+        return
+    computing = ("forward", "backward", "optimizer")
+    shares = [
+        w.mean("cpu") / sum(w.mean(name) for name in computing) for w in machine.windows(record) if w.mean("forward")
+    ]
+    if shares and statistics.median(shares) < 0.6:
+        cause = f"a rank got {statistics.median(shares):.2g} s of processor time for every second that it was computing"
+        yield Finding(
+            "serious",
+            "The cores were busy with other work",
+            cause,
+            "run fewer processes or threads than there are cores, and nothing beside it",
+        )
+
+
 def throttling(record: RunRecord) -> Found:
     harmless = {"power_cap"}
     for name, rows in machine.gpus(record).items():
@@ -334,6 +376,6 @@ def said_otherwise(record: RunRecord) -> Found:
 
 
 DIAGNOSES: tuple[Callable[[RunRecord], Found], ...] = (
-    said_otherwise, divergence, bottleneck, slow_rank, throttling, restarts, skipped, spikes, unfinished_schedule, checkpoint_stalls,
-    clipping, fill, memory, lost_segments, unsaid,
+    said_otherwise, divergence, bottleneck, slow_rank, crowded, stalls, throttling, restarts, skipped, spikes, unfinished_schedule,
+    checkpoint_stalls, clipping, fill, memory, lost_segments, unsaid,
 )  # fmt: skip

@@ -90,14 +90,21 @@ def fully_trained(record: RunRecord) -> Answer:
 def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
     judgements = {key: found.judgement for key, found in trends.items()}
     said = f"10 % more steps would bring {' and '.join(found.words() for found in trends.values())}"
+    if rate_is_spent(record) and "worse" not in judgements.values():
+        steps, values = series(record.valid_rows, next(iter(trends)))
+        unit = "BLEU" if "bleu" in trends else "nats"
+        since = (
+            f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {values[-1] - values[-2]:+.2f} {unit}"
+        )
+        left = f"the learning rate has come down to {rate_left(record)}"
+        return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
     if "rising" in judgements.values():
         return f"No: {said}."
     if all(judgement == "worse" for judgement in judgements.values()):
         return f"It is past its best: {said}. Take the best checkpoint, not the last."
     if "unsure" in judgements.values():
         return f"Cannot be told for sure: {said}. More validations, or more sentences in them, would tell."
-    end = " The schedule has ended too, so a longer schedule may still reach more." if rate_is_spent(record) else ""
-    return f"Yes: {said}.{end}"
+    return f"Yes: {said}."
 
 
 def rate_left(record: RunRecord) -> str:

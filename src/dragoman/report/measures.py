@@ -179,7 +179,13 @@ class RateCheck:
 
 def newest_checkpoint(record: RunRecord) -> Checkpoint:
     if not record.checkpoints:
-        raise NotRecorded("there is no whole checkpoint in checkpoints/ yet")
+        written = [row for row in record.events if row.get("event") == "checkpoint"]
+        elsewhere = (
+            f"; {len(written)} were written, the last at step {written[-1]['step']:,}, and are elsewhere"
+            if written
+            else " yet"
+        )
+        raise NotRecorded(f"there is no whole checkpoint in checkpoints/{elsewhere}")
     return record.checkpoints[-1]
 
 

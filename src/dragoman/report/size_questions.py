@@ -67,8 +67,10 @@ def checkpoint_files(record: RunRecord) -> Answer:
 def checkpoint_bytes(record: RunRecord) -> Answer:
     """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; 16
     bytes are counters. The headers are read from the safetensors files."""
-    if held := size_of(record.stated.get("checkpoint")):
-        return stated_bytes(held, number(record.environment, "model", "parameters"))
+    logged = [held for row in record.events if row.get("event") == "checkpoint" and (held := number(row, "bytes"))]
+    held = size_of(record.stated.get("checkpoint")) or (logged[-1] if logged and not record.checkpoints else None)
+    if held:
+        return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)
     verdict, compared = against_prediction(newest, predicted_bytes(record))
     vocabulary = newest.files.get("vocabulary.model", 0)
@@ -86,8 +88,8 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     return Answer(9, verdict, evidence, "checkpoint_size")
 
 
-def stated_bytes(held: float, parameters: float | None) -> Answer:
-    """What somebody wrote down, explained by bytes a parameter."""
+def bytes_alone(held: float, parameters: float | None) -> Answer:
+    """Of a checkpoint that is not here, but its size was written down: explained by bytes a parameter."""
     moments = "fp32 weights and Adam's two moments"
     kinds = {4: "weights alone", 12: moments, 14: f"{moments}, and half-precision copies"}
     each = held / parameters if parameters else 0.0
