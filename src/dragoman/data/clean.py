@@ -96,7 +96,7 @@ class Block:
         return pc.binary_join_element_wise(*self.sides, TAB).cast(pa.large_binary()).to_pylist()
 
 
-def bools(mask: Any) -> Bools:
+def bools(mask: Any) -> Any:
     return mask.to_numpy(zero_copy_only=False)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dragoman import runs
-from dragoman.data.clean import LOST, Block, either, text_of
+from dragoman.data.clean import LOST, Block, bools, either, text_of
 from dragoman.data.corpus import Pair, Text, raw_pairs
 from dragoman.data.encode import SIDES, PreparedData
 from dragoman.data.shards import chunks, hashes, read_shards
@@ -91,15 +91,15 @@ class Measured:
 
     def add(self, block: Block) -> None:
         sizes = [
-            [column(function(text)) for text in block.sides] for function in (pc.binary_length, words, pc.utf8_length)
+            [bools(function(text)) for text in block.sides] for function in (pc.binary_length, words, pc.utf8_length)
         ]
         self.sums += np.sum(sizes, axis=2)
         self.sums[0] += len(block)  # line ends
         key, first = hashes(block), self.pairs + 1
         self.pairs += len(block)
         inside = np.flatnonzero(key % np.uint64(self.one_in) == 0)
-        odd = [either([column(pc.equal(pc.utf8_trim_whitespace(text), "")) for text in block.sides])]
-        odd += [column(pc.equal(*block.sides)), block.holds(LOST), np.zeros(len(block), np.bool_)]
+        odd = [either([bools(pc.equal(pc.utf8_trim_whitespace(text), "")) for text in block.sides])]
+        odd += [bools(pc.equal(*block.sides)), block.holds(LOST), np.zeros(len(block), np.bool_)]
         for place in inside.tolist():
             score, reasons = suspicion(*block.pair(place), self.typical)
             if score > SUSPICIOUS:
@@ -132,10 +132,6 @@ def measure(pairs: Iterator[Pair], progress: runs.Progress) -> Measured:
 
 def words(text: Text) -> Any:
     return pc.count_substring_regex(text, r"\S+")
-
-
-def column(values: Any) -> Any:
-    return values.to_numpy(zero_copy_only=False)
 
 
 def suspicion(source: str, target: str, typical: float) -> tuple[float, str]:

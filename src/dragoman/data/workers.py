@@ -24,11 +24,6 @@ Tasks = Callable[..., Iterable[Task]]
 ORPHAN_SECONDS = 1.0  # how often a worker looks whether there is still somebody to work for
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Crew:
     """Up to `size` processes, started when there is something to do for them."""
 
