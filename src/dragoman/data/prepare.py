@@ -57,7 +57,7 @@ def prepare(
     same settings and inputs is used as it is; of one with others, what does not depend on them is taken over."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
-    key, stages = runs.digest_of(settings), stage_keys(settings)
+    key, stages = runs.digest_of(settings), stage_keys(settings, version)
     if (folder / runs.MANIFEST).is_file() and not force:
         existing = PreparedData(folder)
         if existing.manifest["settings_digest"] == key:
@@ -109,13 +109,13 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {**sections, "seed": config.run.seed, "inputs": inputs}
 
 
-def stage_keys(settings: dict[str, Any]) -> dict[str, str]:
-    """Digests of what cleaned text and vocabulary depend on. Ids depend on everything."""
+def stage_keys(settings: dict[str, Any], version: str) -> dict[str, str]:
+    """Digests of what cleaned text and vocabulary depend on, our own version included. Ids depend on everything."""
     data, clean, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
     del data["max_tokens"], subwords["dropout"], subwords["variants"]
     seed = settings["seed"] if data["corpus"] != "files" else None
     later = clean.pop("duplicates"), inputs.pop("subwords.model", None)
-    cleaned = runs.digest_of([data, clean, inputs, seed])
+    cleaned = runs.digest_of([version, data, clean, inputs, seed])
     return {"cleaned": cleaned, "vocabulary": runs.digest_of([cleaned, *later, subwords])}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -96,5 +95,4 @@ def settle_in(main_process: int) -> None:
             threading.Event().wait(ORPHAN_SECONDS)
         os._exit(1)
 
-    if sys.platform != "win32":
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
