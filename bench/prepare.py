@@ -30,6 +30,7 @@ from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import loky
 import numpy as np
 import psutil
 import torch
@@ -40,7 +41,6 @@ from dragoman.data.corpus import raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.data.grammar import grammar_pairs
 from dragoman.data.prepare import prepare
-from dragoman.data.workers import cores
 
 MIB = 2**20
 SIDES = (("source", "en"), ("target", "de"))
@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--pairs", type=int, default=500_000)
-    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--workers", type=int, default=loky.cpu_count())
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--sample", type=int, default=2_000_000, help="pairs to learn subwords from")
     parser.add_argument("--peer-pairs", type=int, default=50_000, help="pairs that the usual tools are given")

@@ -41,13 +41,10 @@ BEGINNING = 16  # letters of a sentence that tell it from nearly all others
 LANGUAGE_FROM_CHARACTERS = 40  # below that every identifier guesses
 UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "bo", "yue"}  # written without spaces: words cannot be counted
 
-CONTROL = r"[\x00-\x08\x0e-\x1b\x7f]"
 TAB = pa.scalar("\t", pa.large_string())
 LOST = "\ufffd"
-NAMES = (
-    "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta"
-)
-NAMES += "|ol|option|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
+NAMES = "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|ol|option"
+NAMES += "|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#[xX][0-9a-fA-F]{2,5});")
 TAG = re.compile(rf"</?(?:{NAMES})(?:\s+[\w:-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s<>]+))*\s*/?>", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
@@ -96,19 +93,16 @@ class Block:
 
     def lines(self) -> list[bytes]:
         """source TAB target"""
-        joined: list[bytes] = pc.binary_join_element_wise(*self.sides, TAB).cast(pa.large_binary()).to_pylist()
-        return joined
+        return pc.binary_join_element_wise(*self.sides, TAB).cast(pa.large_binary()).to_pylist()
 
 
-def bools(mask: Any) -> Bools:
-    found: Bools = mask.to_numpy(zero_copy_only=False)
-    return found
+def bools(mask: Any) -> Any:
+    return mask.to_numpy(zero_copy_only=False)
 
 
 def either(sides: Any) -> Bools:
     """True on a side."""
-    found: Bools = sides[0] | sides[1]
-    return found
+    return np.logical_or(*sides)
 
 
 Filter = Callable[[Block], Bools]  # which pairs to drop
@@ -118,31 +112,24 @@ Check = Callable[[str, str], str | None]  # the reason to drop a pair
 # --- filters -----------------------------------------------------------------------------------------------
 
 
-def empty(block: Block) -> Bools:
-    return either(block.characters == 0)
+def outside(least: int, most: float, measure: str) -> Filter:
+    return lambda block: either(getattr(block, measure) < least) | either(getattr(block, measure) > most)
 
 
-def control_characters(block: Block) -> Bools:
-    return block.holds(CONTROL)
-
-
-def longer_than(largest: int, measure: str) -> Filter:
-    return lambda block: either(getattr(block, measure) > largest)
+EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
+CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]")
 
 
 def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
     def unequal_lengths(block: Block) -> Bools:
-        lengths: Ints = getattr(block, measure)
-        longer, shorter = np.maximum(*lengths), np.minimum(*lengths)
-        unequal: Bools = (longer >= at_least) & (longer > largest * shorter)
-        return unequal
+        longer, shorter = np.maximum(*getattr(block, measure)), np.minimum(*getattr(block, measure))
+        return np.logical_and(longer >= at_least, longer > largest * shorter)
 
     return unequal_lengths
 
 
 def copied(block: Block) -> Bools:
-    same: Bools = bools(pc.equal(*block.sides)) & (block.words[0] >= COPY_FROM_WORDS)
-    return same
+    return np.logical_and(bools(pc.equal(*block.sides)), block.words[0] >= COPY_FROM_WORDS)
 
 
 def held_out_before(held_out: Iterable[Pair]) -> Filter:
@@ -154,8 +141,7 @@ def held_out_before(held_out: Iterable[Pair]) -> Filter:
         if not known:
             return np.zeros(len(block), np.bool_)
         found = np.stack([is_known(side) for is_known, side in zip(known, block.sides, strict=True)])
-        overlapping: Bools = found[0] & found[1] | either(found & (block.words >= TELLING_WORDS))
-        return overlapping
+        return np.logical_or(found[0] & found[1], either(found & (block.words >= TELLING_WORDS)))
 
     return overlap
 
@@ -320,13 +306,13 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
     characters, words = section.max_characters, section.max_words
     word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
     filters: list[tuple[object, str, Filter]] = [
-        (True, "empty side", empty),
-        (section.control_characters, "control characters", control_characters),
+        (True, *EMPTY),
+        (section.control_characters, *CONTROLS),
         (section.encoding == "drop", "broken encoding", lambda block: block.holds(LOST) | block.through(ENCODING)[1]),
         (section.encoding == "repair", "broken encoding", lambda block: block.holds(LOST)),
         (section.html == "drop", "HTML", lambda block: block.through(HTML)[1]),
-        (characters, f"over {characters:,} characters", longer_than(characters, "characters")),
-        (words, f"over {words:,} words", longer_than(words, "words")),
+        (characters, f"over {characters:,} characters", outside(0, characters, "characters")),
+        (words, f"over {words:,} words", outside(0, words, "words")),
         (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
         (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),
         (section.copies, "copy of the source", copied),
@@ -340,12 +326,8 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
 
 def checked(raw: Iterable[RawPair], name: str) -> Block:
     """Pairs of a validation or test set. Dropping one would change the scores, so a bad one is refused."""
-    filters = {
-        "empty side": empty,
-        "control characters": control_characters,
-        f"over {LONGEST_LINE:,} characters": longer_than(LONGEST_LINE, "characters"),
-    }
-    block, reasons, _ = Cleaner({}, filters)(list(raw))
+    long_line = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
+    block, reasons, _ = Cleaner({}, dict([EMPTY, CONTROLS, long_line]))(list(raw))
     for place in sorted(reasons):
         raise DataError(
             f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it "

@@ -42,6 +42,11 @@ class Side:
     ids: npt.NDArray[np.generic]
     ends: Ints
 
+    @classmethod
+    def cut(cls, text: Text, cutter: Cutter, threads: int, *place: object) -> Side:
+        ids, lengths = cutter.encode(text, threads, *place)
+        return cls(ids.astype(id_type(len(cutter.vocabulary))), np.cumsum(lengths))
+
     @property
     def lengths(self) -> Ints:
         return np.diff(self.ends, prepend=0)
@@ -83,7 +88,7 @@ def encode_shard(
     cutters = [cutter_for(part, config, each) for each in (vocabulary.source, vocabulary)]
     fresh = block.only(reasons == 0)
     variants = [
-        [encode_side(fresh.sides[side], cutters[side], threads, name, variant, side) for side in (0, 1)]
+        [Side.cut(fresh.sides[side], cutters[side], threads, name, variant, side) for side in (0, 1)]
         for variant in range(cutters[0].variants)
     ]
     longest = np.max([side.lengths for sides in variants for side in sides], axis=0)
@@ -105,11 +110,6 @@ def encode_shard(
 def vocabulary_of(path: Path, *digests: str) -> Vocabulary:
     """Loaded once a process; digests tell one vocabulary from another at the same place."""
     return Vocabulary(path)
-
-
-def encode_side(text: Text, cutter: Cutter, threads: int, *place: object) -> Side:
-    ids, lengths = cutter.encode(text, threads, *place)
-    return Side(ids.astype(id_type(len(cutter.vocabulary))), np.cumsum(lengths))
 
 
 def together(variants: list[Side]) -> Side:

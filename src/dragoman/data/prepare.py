@@ -13,10 +13,11 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import loky
 import numpy as np
 
 from dragoman import runs
-from dragoman.config.schema import Config, Data, Subwords
+from dragoman.config.schema import Config, Subwords
 from dragoman.data import clean
 from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, SIDES, PreparedData, encode_shard, join
@@ -30,11 +31,10 @@ from dragoman.data.shards import (
     duplicates,
     finished,
     read_cleaned,
-    shard_name,
     write_cleaned,
 )
 from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn
-from dragoman.data.workers import Crew, Task, Tasks, cores
+from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
@@ -57,7 +57,7 @@ def prepare(
     same settings and inputs is used as it is; of one with others, what does not depend on them is taken over."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
-    key, stages = runs.digest_of(settings), stage_keys(settings)
+    key, stages = runs.digest_of(settings), stage_keys(settings, version)
     if (folder / runs.MANIFEST).is_file() and not force:
         existing = PreparedData(folder)
         if existing.manifest["settings_digest"] == key:
@@ -87,7 +87,7 @@ def prepare(
 
 def crew_of(workers: int | None, *, on_ray: bool) -> Crew:
     if not on_ray:
-        return Crew(workers or cores())
+        return Crew(workers or loky.cpu_count())
     from dragoman.data.ray_crew import RayCrew
 
     return RayCrew(workers)
@@ -109,13 +109,13 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {**sections, "seed": config.run.seed, "inputs": inputs}
 
 
-def stage_keys(settings: dict[str, Any]) -> dict[str, str]:
-    """Digests of what cleaned text and vocabulary depend on. Ids depend on everything."""
+def stage_keys(settings: dict[str, Any], version: str) -> dict[str, str]:
+    """Digests of what cleaned text and vocabulary depend on, our own version included. Ids depend on everything."""
     data, clean, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
     del data["max_tokens"], subwords["dropout"], subwords["variants"]
     seed = settings["seed"] if data["corpus"] != "files" else None
     later = clean.pop("duplicates"), inputs.pop("subwords.model", None)
-    cleaned = runs.digest_of([data, clean, inputs, seed])
+    cleaned = runs.digest_of([version, data, clean, inputs, seed])
     return {"cleaned": cleaned, "vocabulary": runs.digest_of([cleaned, *later, subwords])}
 
 
@@ -141,10 +141,6 @@ def take_over(old: Path, fresh: Path, stages: dict[str, str]) -> None:
 # --- the story -------------------------------------------------------------------------------------------------
 
 
-def parts_of(data: Data) -> list[str]:
-    return [part for part in PARTS if data.corpus != "files" or part != "test" or data.test_source]
-
-
 def corpora(part: str, config: Config) -> Iterator[tuple[str, Iterator[RawPair]]]:
     """The input side: the name of every corpus of a part, and its pairs, raw and in order."""
     data = config.data
@@ -162,25 +158,24 @@ class Preparation:
 
     def __init__(self, folder: Path, cleaned: Path, config: Config, crew: Crew, progress: runs.Progress):
         self.folder, self.cleaned, self.encoded = folder, cleaned, folder / "encoded"
-        self.config = config
-        self.crew = crew
-        self.progress = progress
+        self.config, self.crew, self.progress = config, crew, progress
         for stage in (self.cleaned, self.encoded):
             stage.mkdir(exist_ok=True)
 
     def run(self) -> dict[str, Any]:
         try:
             return self.fill()
-        except OSError as error:
+        except (OSError, Unfinished) as error:
+            what = str(error)
+            if isinstance(error, OSError):
+                what = f"{error.filename or self.folder}: {error.strerror or error}. Make room, or mend what is wrong there"
             raise Unfinished(
-                f"{error.filename or self.folder}: {error.strerror or error}. Make room, or mend what is wrong there, and start "
-                f"again: finished shards are kept in {self.folder} and are not done twice"
+                f"{what}. Start again: finished shards are kept in {self.folder} and are not done twice"
             ) from None
-        except Unfinished as error:
-            raise Unfinished(f"{error}. Finished shards are kept in {self.folder} and are not done twice") from None
 
     def fill(self) -> dict[str, Any]:
-        parts = parts_of(self.config.data)
+        data = self.config.data
+        parts = [part for part in PARTS if data.corpus != "files" or part != "test" or data.test_source]
         cleaned: Parts = {part: self.checked(part) for part in parts if part != "train"}
         cleaned["train"] = self.cleaned_train()  # last, because it may hold no sentence of the others
         reasons = {part: [np.zeros(shard.pairs, np.uint8) for shard in shards] for part, shards in cleaned.items()}
@@ -189,10 +184,7 @@ class Preparation:
         encoded: Parts = {part: self.encoded_part(part, cleaned[part], reasons[part]) for part in cleaned}
         manifest: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
-            "corpus": self.config.data.corpus,
-            "source_lang": self.config.data.source_lang,
-            "target_lang": self.config.data.target_lang,
-            "tokenized": self.config.data.tokenized,
+            **data.model_dump(include={"corpus", "source_lang", "target_lang", "tokenized"}),
             "vocabulary": {
                 "kind": "given" if self.config.subwords.model else self.config.subwords.kind,
                 "size": len(vocabulary),
@@ -205,7 +197,7 @@ class Preparation:
             join(self.folder, self.encoded, part, encoded[part])
             manifest[part] = described(self.folder, part, cleaned[part], encoded[part])
             manifest[part]["variants"] = self.config.subwords.variants if part == "train" else 1
-            if self.config.data.tokenized:
+            if data.tokenized:
                 check_known(part, manifest[part])
         runs.write_rows(self.folder / SAMPLES_FILE, samples([*cleaned["train"], *encoded["train"]]))
         digests = [manifest[part]["digest"] for part in parts] + [manifest["vocabulary"]["digest"]]
@@ -215,7 +207,7 @@ class Preparation:
 
     def checked(self, part: str) -> list[Shard]:
         """A validation or test set: taken whole, or refused."""
-        (corpus, raw), name = next(corpora(part, self.config)), shard_name(part, 0)
+        (corpus, raw), name = next(corpora(part, self.config)), f"{part}-00000"
         if not (shard := finished(self.cleaned, name)):
             block = clean.checked(raw, corpus)
             shard = Shard(name, corpus, read_pairs=len(block))
@@ -283,7 +275,7 @@ def cleaning(stage: Path, config: Config) -> Iterator[Task]:
     for corpus, pairs in corpora("train", config):
         line = 1
         for raw in chunks(pairs, config.data.shard_pairs):
-            name = shard_name("train", number)
+            name = f"train-{number:05d}"
             if not finished(stage, name):
                 yield clean_chunk, (stage, name, corpus, line, raw, config)
             number, line = number + 1, line + len(raw)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dragoman import runs
 from dragoman.data.archive import unpack
@@ -38,6 +38,11 @@ PARTS = ("train", "valid", "test")
 ARCHIVES = "archives"
 TEST_SET_LICENCE = "free for research, see https://www.statmt.org"
 FULL_TEST_SETS = {"wmt14": "wmt14/full"}  # papers report the 3,003 sentences, not those of the first release
+RAW: Any = {
+    "encoding": "utf-8",
+    "errors": "surrogateescape",
+    "newline": "\n",
+}  # what is no UTF-8 is for `prepare` to count
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>")
 KEPT_TAGS = re.compile(r"</?(title|description)>")
 
@@ -68,10 +73,6 @@ class Corpus:
     @property
     def part_names(self) -> list[str]:
         return [*self.parts, *(["valid"] if self.hold_out else [])]
-
-    def holds_out(self, part: str, number: int, pair: Pair) -> bool:
-        """Whether this training pair is for validation. One with an empty side is not: prepare would refuse it there."""
-        return bool(self.hold_out and part == "train" and number % self.hold_out == 0 and all(pair))
 
     @property
     def bytes(self) -> int:
@@ -237,7 +238,7 @@ def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: r
     pieces = [(part, piece) for part, pieces in corpus.parts.items() for piece in pieces]
     with ExitStack() as stack:
         files = {
-            part: [stack.enter_context(raw_text(folder / f"{part}.{lang}")) for lang in corpus.langs]
+            part: [stack.enter_context((folder / f"{part}.{lang}").open("w", **RAW)) for lang in corpus.langs]
             for part in corpus.part_names
         }
         for number, (part, piece) in enumerate(pieces, 1):
@@ -245,18 +246,14 @@ def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: r
             whole = paths[piece.archive.name]
             unpacked = unpack(whole, piece.members, folder) if piece.members else []
             for at, pair in enumerate(pairs_of(unpacked or [whole], corpus.langs, piece.columns), 1):
-                to = "valid" if corpus.holds_out(part, at, pair) else part
+                held_out = corpus.hold_out and part == "train" and at % corpus.hold_out == 0
+                to = "valid" if held_out and all(pair) else part  # prepare would refuse an empty side there
                 counts[to] += 1
                 for file, text in zip(files[to], pair, strict=True):
                     file.write(text + "\n")
             for path in unpacked:
                 path.unlink()
     return counts
-
-
-def raw_text(path: Path) -> IO[str]:
-    """A file to write; bytes that are no UTF-8 go through as they are, for `prepare` to see and count."""
-    return path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
 def pairs_of(files: list[Path], langs: tuple[str, str], columns: tuple[int, int]) -> Iterator[Pair]:

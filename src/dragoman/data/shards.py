@@ -70,10 +70,6 @@ def finished(stage: Path, name: str) -> Shard | None:
     return Shard(**runs.read_json(path)) if path.is_file() else None
 
 
-def shard_name(part: str, number: int) -> str:
-    return f"{part}-{number:05d}"
-
-
 def chunks(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
     items = iter(stream)
     return iter(lambda: list(islice(items, size)), [])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -22,11 +21,6 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 Tasks = Callable[..., Iterable[Task]]
 
 ORPHAN_SECONDS = 1.0  # how often a worker looks whether there is still somebody to work for
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:
@@ -101,5 +95,4 @@ def settle_in(main_process: int) -> None:
             threading.Event().wait(ORPHAN_SECONDS)
         os._exit(1)
 
-    if sys.platform != "win32":
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
