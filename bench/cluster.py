@@ -142,9 +142,10 @@ def rank_main(options: argparse.Namespace) -> None:
 
 def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Namespace) -> dict[str, float]:
     """Steps for about so many seconds, at least one agreement of all fragments and two steps."""
-    make = lambda: nn.Sequential(
-        *(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS))
-    )
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS)))
+
     objective = make()
     strategy = strategy_for(cell.section(), mesh, lambda whole: list(whole.children()), make)
     alone = cell.strategy == "none"
@@ -356,8 +357,9 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
                     "curve": curves[0]["bleu"],
                 }
             )
+            last = rows[-1]
             print(
-                f"{name:24s} BLEU {rows[-1]['bleu_mean']:6.2f} {rows[-1]['bleu']}  {rows[-1]['sent_mb_per_step']:.3f} MB a step",
+                f"{name:24s} BLEU {last['bleu_mean']:6.2f} {last['bleu']} {last['sent_mb_per_step']:.3f} MB a step",
                 flush=True,
             )
     return at_equal_time(rows, options.steps)

@@ -28,7 +28,10 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.command()(hosts.launch)
+app.command()(hosts.doctor)
+app.command()(hosts.plan)
 app.command(hidden=True)(hosts.agent)
+app.command(hidden=True)(hosts.probe)
 
 
 class Engine(StrEnum):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import psutil
 from dragoman.monitor import gpu
 
 LOOPBACK = ("lo", "lo0")
+TRIAL_BYTES = 2**25
 
 
 def describe() -> dict[str, Any]:
@@ -29,6 +32,19 @@ def describe() -> dict[str, Any]:
             if status.isup and name not in LOOPBACK
         ],
     }
+
+
+def disk(folder: Path) -> dict[str, float]:
+    """Free bytes where a folder is, or will be, and how fast bytes get there for good."""
+    while not folder.is_dir():
+        folder = folder.absolute().parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(os.urandom(TRIAL_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        seconds = time.perf_counter() - start
+    return {"free_bytes": psutil.disk_usage(str(folder)).free, "bytes_per_s": TRIAL_BYTES / seconds}
 
 
 def cpu_name() -> str:
