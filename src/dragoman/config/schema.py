@@ -308,7 +308,7 @@ class Parallel(Section):
     """Parts of the weights that take turns (streaming); must divide inner_steps."""
     outer_learning_rate: Annotated[float, Field(gt=0.0)] = 0.7
     """Of the outer step (local, streaming). 1 with outer_momentum = 0 is the plain mean of all weights."""
-    outer_momentum: Share = 0.9
+    outer_momentum: Share = 0.5
     """Of the outer step, Nesterov's kind (local, streaming)."""
 
 
