@@ -37,11 +37,15 @@ Interface = Annotated[
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
 
 
+OWN_SHELL = "sh -c 'exec sh -c \"$1\"'"
+
+
 def cluster_of(hosts: str, shell: str | None, folder: str | None, python: str | None, interface: str, port: int) -> Any:
     from dragoman.parallel.hosts import SSH, Cluster, parse_hosts
 
-    place = folder or str(Path.cwd())
-    return Cluster(parse_hosts(hosts), shell or SSH, place, python or sys.executable, interface, port)
+    place, named = folder or str(Path.cwd()), parse_hosts(hosts)
+    usual = OWN_SHELL if [name for name, _ in named] == ["localhost"] else SSH  # no ssh to oneself
+    return Cluster(named, shell or usual, place, python or sys.executable, interface, port)
 
 
 def launch(
@@ -100,8 +104,7 @@ def doctor(
     from dragoman.parallel.doctor import examine
 
     count = size.parameters(config.model, vocabulary(config))
-    own = "sh -c 'exec sh -c \"$1\"'" if hosts.partition(":")[0] == "localhost" else None  # no ssh to oneself
-    cluster = cluster_of(hosts, rsh or own, folder, python, interface, port)
+    cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
     for finding in examine(cluster, to_toml(config), size.checkpoint_bytes(count), size.FP32_BYTES * count):

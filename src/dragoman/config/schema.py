@@ -384,7 +384,7 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
-    yield from parallel_rules(config.parallel)
+    yield from parallel_rules(config.parallel, train)
     yield from corpus_rules(data)
     yield from subword_rules(config)
     if schedule.policy == "transformer" and not schedule.warmup_steps:
@@ -401,7 +401,9 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
-def parallel_rules(parallel: Parallel) -> Iterator[str]:
+def parallel_rules(parallel: Parallel, train: Train) -> Iterator[str]:
+    if train.precision == "fp16" and parallel.strategy not in ("ddp", "two_level"):
+        yield f'train.precision = "fp16" scales one loss for all ranks, which parallel.strategy = "{parallel.strategy}" has not; use "bf16"'
     if parallel.strategy in ("fsdp", "hybrid") and parallel.wire != "fp32":
         yield f'parallel.wire = "{parallel.wire}" has no meaning with parallel.strategy = "{parallel.strategy}"; set it to "fp32"'
     if parallel.strategy == "streaming" and parallel.inner_steps % parallel.fragments:
