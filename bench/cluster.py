@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -313,9 +314,10 @@ def tell(found: dict[str, Any]) -> None:
 
 QUALITY = {
     "ddp": [],
-    "ddp int8": ["parallel.wire=int8"],
     "streaming int8, H=20": ["parallel.strategy=streaming", "parallel.wire=int8"],
     f"streaming int8, H={LONG}": ["parallel.strategy=streaming", "parallel.wire=int8", f"parallel.inner_steps={LONG}"],
+    "ddp int8": ["parallel.wire=int8"],
+    "local bf16, H=20": ["parallel.strategy=local", "parallel.wire=bf16"],
 }
 
 
@@ -330,7 +332,7 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
         prepare(load_config(run_file))
         every = max(1, options.steps // 12)
         common = [f"train.max_steps={options.steps}", f"validation.every={every}", "checkpoint.every=100000"]
-        for name, overrides in QUALITY.items():
+        for name, overrides in list(QUALITY.items())[: options.strategies]:
             curves = []
             for seed in options.seeds:
                 own = [f"run.seed={seed}", f"run.folder={work}/runs/{len(rows)}-{seed}"]
@@ -403,6 +405,7 @@ def main() -> None:
         return
     if reason := missing():
         sys.exit(f"bench/cluster.py {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
     began = time.time()
     rows = []
     for layout in options.layouts if options.only != "quality" else ():
@@ -429,6 +432,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--strategies", type=int, default=4, help="of the second part, from the first on")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
