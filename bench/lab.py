@@ -100,6 +100,9 @@ class Lab:
         """The cable is pulled: no goodbye of any kind."""
         sh(f"ip -n {self.switch} link set port-{host} down")
 
+    def mend(self, host: str) -> None:
+        sh(f"ip -n {self.switch} link set port-{host} up")
+
     def close_port(self, host: str, port: int) -> None:
         """A firewall on this host drops what comes to a port."""
         space = self.space(host)

@@ -323,7 +323,7 @@ class Parallel(Section):
     """Parts of the weights that take turns (streaming); must divide inner_steps."""
     outer_learning_rate: Annotated[float, Field(gt=0.0)] = 0.7
     """Of the outer step (local, streaming). 1 with outer_momentum = 0 is the plain mean of all weights."""
-    outer_momentum: Share = 0.9
+    outer_momentum: Share = 0.5
     """Of the outer step, Nesterov's kind (local, streaming)."""
 
 
@@ -405,7 +405,7 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
-    yield from parallel_rules(config.parallel)
+    yield from parallel_rules(config.parallel, train)
     if config.train.average_decay and config.parallel.strategy not in ("ddp", "two_level"):
         yield (
             f'train.average_decay = {config.train.average_decay} needs parallel.strategy = "ddp" or "two_level", where all ranks hold '
@@ -427,7 +427,9 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
-def parallel_rules(parallel: Parallel) -> Iterator[str]:
+def parallel_rules(parallel: Parallel, train: Train) -> Iterator[str]:
+    if train.precision == "fp16" and parallel.strategy not in ("ddp", "two_level"):
+        yield f'train.precision = "fp16" scales one loss for all ranks, which parallel.strategy = "{parallel.strategy}" has not; use "bf16"'
     if parallel.strategy in ("fsdp", "hybrid") and parallel.wire != "fp32":
         yield f'parallel.wire = "{parallel.wire}" has no meaning with parallel.strategy = "{parallel.strategy}"; set it to "fp32"'
     if parallel.strategy == "streaming" and parallel.inner_steps % parallel.fragments:
