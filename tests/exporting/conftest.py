@@ -18,7 +18,14 @@ from dragoman.translate.torch_engine import padded
 
 torch.set_num_threads(1)
 SHAPE = Model(
-    d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0
+    d_model=32,
+    heads=4,
+    encoder_layers=2,
+    decoder_layers=2,
+    d_ff=64,
+    dropout=0.0,
+    attention_dropout=0.0,
+    relu_dropout=0.0,
 )
 WHO = {"the cat": "die Katze", "my brother": "mein Bruder", "a teacher": "eine Lehrerin", "nobody": "niemand"}
 DOES = {"sees": "sieht", "paints": "malt", "forgets": "vergisst", "understands": "versteht", "buys": "kauft"}

@@ -51,7 +51,7 @@ class TorchEngine:
         per_slot = 4 * 4 * section.d_model * section.decoder_layers * self.model.embedding.weight.itemsize
         return max(1024, min(65_536, int(0.3 * free) // per_slot))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def search(
         self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
     ) -> list[list[Hypothesis]]:
