@@ -1,5 +1,7 @@
 """Search: batch = single, beam 1 = greedy, scores that can be checked, order and empty lines kept."""
 
+import copy
+
 import pytest
 import torch
 
@@ -54,6 +56,21 @@ def test_batches_as_on_a_gpu_give_the_same(model, sources):
         assert [[h.ids for h in found] for found in engine.search(sources, prefixes, request)] == [
             [h.ids for h in found] for found in search(model, sources, request, prefixes)
         ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_finds_the_same_recorded_or_not(model, sources):
+    """The first call runs, the second records, the third replays; in fp32 all of them find what the CPU finds."""
+    expected = [[h.ids for h in found] for found in search(model, sources, REQUEST)]
+    engine = TorchEngine(copy.deepcopy(model).cuda(), "fp32")
+    for _ in range(3):
+        assert [[h.ids for h in found] for found in engine.search(sources, [[]] * len(sources), REQUEST)] == expected
+    assert engine.recorder.recorded
+    half = TorchEngine(engine.model, "fp16")
+    for _ in range(3):
+        found = half.search(sources, [[]] * len(sources), REQUEST)
+        same = sum(mine[0].ids == theirs[0] for mine, theirs in zip(found, expected, strict=True))
+        assert same > 0.8 * len(sources)
 
 
 def greedy(model, source, longest):

@@ -100,6 +100,7 @@ def best_of(logits: Tensor, count: int, never: tuple[int, int]) -> tuple[Tensor,
     but for two columns that are never chosen."""
     scores = logits.float()
     normalizer = scores.logsumexp(dim=-1)
-    columns = torch.tensor(never, device=logits.device)
-    values, places = scores.index_fill(-1, columns, float("-inf")).topk(count, dim=-1)
+    columns = torch.arange(logits.shape[-1], device=logits.device)  # no index from the host: a GPU may be recording
+    left_out = (columns == never[0]) | (columns == never[1])
+    values, places = scores.masked_fill(left_out, float("-inf")).topk(count, dim=-1)
     return normalizer, values - normalizer[..., None], places

@@ -17,10 +17,10 @@ NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypoth
 class CTranslate2Engine:
     name = "ctranslate2"
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu"):
+    def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int | None = None):
         """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
         library = require_extra("ctranslate2", "export", "translating with CTranslate2")
-        threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+        threads = threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
         try:
             self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:

@@ -8,6 +8,7 @@ Batches of any shape share one piece of memory (`Arena`): a recorded step finds 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Hashable
 
@@ -19,6 +20,8 @@ from dragoman.model.layers import KeyValue
 from dragoman.model.transformer import Cache, Transformer
 from dragoman.translate.request import Hypothesis, Request
 from dragoman.translate.search import NEVER, Beams, advance, harvest
+
+log = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ROWS = sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(13))})  # of a batch on a GPU
@@ -51,7 +54,7 @@ class TorchEngine:
         per_slot = 4 * 4 * section.d_model * section.decoder_layers * self.model.embedding.weight.itemsize
         return max(1024, min(65_536, int(0.3 * free) // per_slot))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def search(
         self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
     ) -> list[list[Hypothesis]]:
@@ -275,8 +278,18 @@ class Recorder:
                 self.forget()
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.recorded.values())).pool() if self.recorded else None
-            with torch.cuda.graph(graph, pool=pool):
+            try:
+                # Other threads may go on with what they do, as the one that pins batches for training.
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    function()
+            except RuntimeError as error:  # slower, and as right: nothing was done yet
+                log.warning(
+                    "this GPU does not record steps (%s); they are launched one by one", str(error).splitlines()[0]
+                )
+                self.on_gpu = False
+                self.forget()
                 function()
+                return
             self.recorded[key] = graph
             graph.replay()
 
