@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.schema import Corpus, Data
@@ -187,6 +187,7 @@ def test_an_endless_line_is_one_bad_pair_and_costs_little_memory(tmp_path, kind)
     assert peak < (250_000_000 if kind == "tmx" else 12_000_000)  # a segment is held whole
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=300), cut=st.integers(0, 40))
 def test_zstd_is_whole_or_refused(tmp_path_factory, content, cut):
     path = tmp_path_factory.mktemp("zst") / "c.zst"
@@ -200,6 +201,7 @@ def test_zstd_is_whole_or_refused(tmp_path_factory, content, cut):
                 stream.read()
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_whatever_is_changed_in_a_file_it_is_read_or_refused(tmp_path_factory, data):
     kind, packed = data.draw(st.sampled_from([*CONTENTS, "en", "sgm"])), data.draw(st.sampled_from([*PACKERS]))
