@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.schema import Corpus, Data
 from dragoman.data.corpus import corpora_of, held_out, raw_pairs, read_pairs
-from dragoman.data.streams import TOO_LONG, open_zstd
+from dragoman.data.streams import OPENERS, TOO_LONG
 from dragoman.errors import DataError
 
 PAIRS = [("A house & <a> garden.", "Ein Haus & <ein> Garten."), ("She said: “no”.", "Sie sagte: „nein“."), ("x", "y")]
@@ -193,7 +193,7 @@ def test_zstd_is_whole_or_refused(tmp_path_factory, content, cut):
     path = tmp_path_factory.mktemp("zst") / "c.zst"
     packed = zstandard.compress(content)
     path.write_bytes(packed[: max(0, len(packed) - cut)])
-    with io.BufferedReader(open_zstd(path)) as stream:
+    with io.BufferedReader(OPENERS["zstd"](path)) as stream:
         if cut == 0 or cut >= len(packed):
             assert stream.read() == (content if cut == 0 else b"")
         else:
