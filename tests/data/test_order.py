@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.encode import Encoded, Side
@@ -13,6 +13,7 @@ from dragoman.data.order import Corpus, Order, shuffled, with_temperature
 from dragoman.data.pack import Packing, Position, rows_from
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 5_000), key=st.integers(0, 2**40))
 def test_a_shuffle_has_every_number_once(size, key):
     assert sorted(shuffled(np.arange(size), size, key)) == list(range(size))
@@ -35,6 +36,7 @@ def test_any_place_of_a_huge_corpus_is_found_without_the_others():
     assert places.max() < 10_000_000_000
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     times=st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0, 2.0, 2.5]), min_size=4, max_size=4),

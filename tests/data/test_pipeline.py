@@ -253,10 +253,12 @@ def imported(name):
     return name in sys.modules
 
 
-def test_a_crew_notices_a_worker_that_died_between_two_tasks():
+@pytest.mark.parametrize("wait", [0.0, 1.0])  # before and after the crew knows
+def test_a_crew_notices_a_worker_that_died_between_two_tasks(wait):
     with Crew(2) as crew:
         (worker, *_) = crew.results(lambda: [(os.getpid, ())] * 4)
         os.kill(worker, signal.SIGKILL)
+        time.sleep(wait)
         with pytest.raises(Unfinished, match="SIGKILL"):
             list(crew.results(lambda: [(time.sleep, (0.1,))] * 8))
 

@@ -28,7 +28,6 @@ class CorpusSpec:
     name: str
     paths: tuple[Path, ...]  # source and target, or one file of pairs
     format: str  # lines, sgm, tsv, jsonl or tmx
-    weight: float = 1.0
     keys: formats.Names = ("source", "target")  # of JSON lines
     langs: formats.Names = ("en", "de")
 
@@ -56,7 +55,6 @@ def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
         corpus.name,
         tuple(map(Path, names)),
         format_of(corpus, where),
-        corpus.weight,
         (corpus.source_key, corpus.target_key),
         (data.source_lang, data.target_lang),
     )

@@ -141,14 +141,10 @@ def open_zip(path: Path, member: str = "") -> Any:
         raise DataError(f"{path}: holds a file that needs a password; unpack it and name the files") from None
 
 
-def open_zstd(path: Path) -> Any:
-    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-
-
 OPENERS: dict[str, Callable[[Path], Any]] = {
     "gzip": gzip.open,
     "bzip2": bz2.open,
     "xz": lzma.open,
-    "zstd": open_zstd,
+    "zstd": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"),
     "zip": open_zip,
 }

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
@@ -68,22 +69,24 @@ class Crew:
         if not self.pool:
             given = {"initializer": settle_in, "initargs": (os.getpid(),), "env": {"OMP_NUM_THREADS": "1"}}
             self.pool = ProcessPoolExecutor(self.size, **given)
-        begun: Future[Any] = self.pool.submit(function, *arguments)
+        with dying_told():
+            begun: Future[Any] = self.pool.submit(function, *arguments)
         return begun
 
 
 def result(future: Future[Any]) -> Any:
-    try:
+    with dying_told():
         return future.result()
+
+
+@contextmanager
+def dying_told() -> Iterator[None]:
+    try:
+        yield
     except TerminatedWorkerError as error:
-        codes = re.search(r"\{(.*)\}", str(error))
-        how = codes[1] if codes else "no exit code"
-        why = (
-            ", most often for want of memory: use fewer --workers or a smaller data.shard_pairs"
-            if "KILL" in how
-            else ""
-        )
-        raise Unfinished(f"a worker process died ({how}){why}") from None
+        codes = ", ".join(sorted(set(re.findall(r"\w+\(-?\d+\)", str(error)))))  # loky ends the others with SIGKILL
+        why = ", most often for want of memory: use fewer --workers or a smaller data.shard_pairs"
+        raise Unfinished(f"a worker process died ({codes}){why if codes == 'SIGKILL(-9)' else ''}") from None
 
 
 def settle_in(main_process: int) -> None:
