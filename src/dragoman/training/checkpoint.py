@@ -172,9 +172,9 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     put(model_folder.read_weights(checkpoint), load_file(checkpoint / OPTIMIZER))
     own = read_own(checkpoint, strategy)
     strategy.load_own(own)
-    if strategy.drifts and own:
-        prefix = "weights."
-        weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+    prefix = "weights."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+    if strategy.drifts and weights:
         put(weights, {name: tensor for name, tensor in own.items() if name.startswith(optim.MOMENTS)})
 
 
