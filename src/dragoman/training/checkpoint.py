@@ -27,7 +27,7 @@ from dragoman import runs
 from dragoman.config.schema import Checkpoint
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
-from dragoman.parallel.strategy import Strategy
+from dragoman.parallel.strategy import Strategy, Tensors
 from dragoman.training import optim, owner
 from dragoman.training.state import TrainState
 
@@ -49,15 +49,19 @@ class Snapshot:
 
 
 def snapshot(
-    state: TrainState, strategy: Strategy, identity: dict[str, Any], scores: dict[str, float], own_files: list[Path]
+    state: TrainState,
+    weights: Tensors,
+    moments: Tensors,
+    identity: dict[str, Any],
+    scores: dict[str, float],
+    own: list[Path],
 ) -> Snapshot:
-    """`identity`: what must be the same on resume. Every rank must reach this line."""
+    """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
     numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
-    weights = host_copies(strategy.agreed(state.model))
-    moments = host_copies(strategy.whole(optim.moments(state.optimizer, state.model)))
+    weights, moments = host_copies(weights), host_copies(moments)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies run behind our back until here
-    return Snapshot(state.step, weights, moments, numbers, scores, own_files)
+    return Snapshot(state.step, weights, moments, numbers, scores, own)
 
 
 def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
