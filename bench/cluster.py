@@ -416,7 +416,8 @@ def main() -> None:
     for score in scores:
         print(
             f"{score['strategy']:24s} BLEU {score['bleu_mean']:6.2f} at equal tokens, {score['bleu_at_equal_time']:6.2f} at equal time at "
-            f"100 Mbit/s ({score['slow_step_seconds']:.3f} s a step), traffic {score['traffic']:.0f} times smaller"
+            f"100 Mbit/s ({score['slow_step_seconds']:.3f} s a step), "
+            f"traffic {score['traffic']:.0f} times smaller, start and validations included"
         )
     facts = {"bench": "cluster", "parameters": options.parameters, "compute_seconds": options.compute}
     print(json.dumps(facts | {"speed": rows, "quality": scores, "seconds": round(time.time() - began)}))

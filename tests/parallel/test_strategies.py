@@ -61,6 +61,8 @@ def ran(prepared, tmp_path_factory):
         add(f"straight/{name}", STEPS, *overrides)
         add(f"halves/{name}", BREAK, *overrides)
         add(f"halves/{name}", STEPS, *overrides, resume=True)
+    for steps, name in ((3, "int8"), (5, "streaming"), (7, "fsdp"), (9, "local_pairs")):
+        add("switched", steps, *RESUMED[name], resume=steps > 3)
     run_rounds(4, rounds, folder)
     train(settings(prepared, folder / "alone", 3, "model.dropout=0.0"))
     return folder
@@ -104,6 +106,12 @@ def test_what_is_not_exact_is_near(ran, name):
     assert any(not reference[key].equal(other[key]) for key in reference)
     loss = [runs.read_rows(ran / "straight" / each / "metrics.jsonl")[-1]["loss"] for each in ("ddp", name)]
     assert abs(loss[0] - loss[1]) < 0.3
+
+
+def test_a_run_may_go_on_with_another_strategy(ran):
+    losses = [row["loss"] for row in runs.read_rows(ran / "switched" / "metrics.jsonl") if row["kind"] == "valid"]
+    assert len(losses) == 4
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.parametrize("name", ["local", "streaming"])

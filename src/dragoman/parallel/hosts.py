@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dragoman.errors import ConfigError, TrainingError
@@ -270,7 +270,7 @@ class Fleet:
             starting[host.name] = Place(first, host.ranks, world, self.hosts[0].address, self.port, host.interface)
             first += host.ranks
         shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
-        self.each(lambda host: host.ask("start", place=starting[host.name].as_dict(), **shared))
+        self.each(lambda host: host.ask("start", place=asdict(starting[host.name]), **shared))
 
     def watch(self) -> tuple[int, str]:
         """Until all hosts have ended; returns the exit code and the line of whoever failed."""
@@ -349,14 +349,11 @@ def attempt_on_hosts(
                     f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in fleet.hosts
                 )
                 print(f"hosts: {told}; rank 0 listens at port {fleet.port}", flush=True)
+                if received:  # Ctrl-C before anything has begun
+                    return 130, ""
                 fleet.start(arguments, environment, attempt)
                 return fleet.watch()
         except TrainingError:
             if received or time.monotonic() > deadline:
                 raise
             time.sleep(2.0)
-
-
-def with_ranks(cluster: Cluster, count: int) -> Cluster:
-    """The same hosts with so many ranks each: the doctor needs one."""
-    return replace(cluster, hosts=[(name, count) for name, _ in cluster.hosts])

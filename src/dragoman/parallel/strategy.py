@@ -143,5 +143,9 @@ class Strategy:
         return {f"residual.{index}": tensor for index, tensor in self.residuals.items()}
 
     def load_own(self, tensors: Tensors) -> None:
-        kept = {name: tensor for name, tensor in tensors.items() if name.startswith("residual.")}
+        kept = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name.startswith("residual.") and self.section.wire == "int8"
+        }
         self.residuals = {int(name.split(".")[1]): tensor.to(self.mesh.device) for name, tensor in kept.items()}

@@ -28,7 +28,7 @@ from dragoman import runs
 from dragoman.config.schema import Checkpoint
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
-from dragoman.parallel.strategy import Strategy
+from dragoman.parallel.strategy import Strategy, Tensors
 from dragoman.training import optim, owner
 from dragoman.training.state import TrainState
 
@@ -52,16 +52,20 @@ class Snapshot:
 
 
 def snapshot(
-    state: TrainState, strategy: Strategy, identity: dict[str, Any], scores: dict[str, float], own_files: list[Path]
+    state: TrainState,
+    weights: Tensors,
+    moments: Tensors,
+    identity: dict[str, Any],
+    scores: dict[str, float],
+    own: list[Path],
 ) -> Snapshot:
-    """`identity`: what must be the same on resume. Every rank must reach this line."""
+    """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
     numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
-    weights = host_copies(state.average.tensors if state.average else strategy.agreed(state.model))
-    own_weights = host_copies(state.model.state_dict()) if state.average else {}
-    moments = host_copies(strategy.whole(optim.moments(state.optimizer, state.model)))
+    own_weights = host_copies(weights) if state.average else {}
+    weights, moments = host_copies(state.average.tensors if state.average else weights), host_copies(moments)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies run behind our back until here
-    return Snapshot(state.step, weights, own_weights, moments, numbers, scores, own_files)
+    return Snapshot(state.step, weights, own_weights, moments, numbers, scores, own)
 
 
 def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
@@ -181,9 +185,9 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
         state.average.restore(kept)
     own = read_own(checkpoint, strategy)
     strategy.load_own(own)
-    if strategy.drifts and own:
-        prefix = "weights."
-        weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+    prefix = "weights."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+    if strategy.drifts and weights:
         put(weights, {name: tensor for name, tensor in own.items() if name.startswith(optim.MOMENTS)})
 
 

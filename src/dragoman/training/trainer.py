@@ -465,16 +465,18 @@ class Trainer:
         return False
 
     def save(self) -> None:
-        """Copy the state and go on; a thread of the main rank writes the copy."""
+        """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
         start = time.perf_counter()
-        own_files = self.own_files()
+        state, own = self.state, self.own_files()
+        weights = self.strategy.agreed(state.model)
+        moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
+        if not self.mesh.is_main:
+            return
         self.writer.finish()  # of the one before: two copies at once would be too many
         step, validated = self.validated
         scores = validated if step == self.state.step else {}
         numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-        taken = checkpoint.snapshot(self.state, self.strategy, self.identity(), numbers, own_files)
-        if not self.mesh.is_main:
-            return
+        taken = checkpoint.snapshot(state, weights, moments, self.identity(), numbers, own)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
@@ -488,7 +490,12 @@ class Trainer:
 
     def own_files(self) -> list[Path]:
         """What ranks have for themselves they write themselves, before the rest is written. Every rank must reach this line."""
-        written = gather(self.mesh, checkpoint.write_own(self.folder, self.state, self.strategy))
+        try:
+            path = checkpoint.write_own(self.folder, self.state, self.strategy)
+        except (OSError, RunError) as error:
+            self.saving_failed(self.state.step, error)
+            path = None  # resumed from there, this rank takes what all agree on
+        written = gather(self.mesh, path)
         return [path for path in written if path and path.is_file()]  # a host with a disk of its own keeps it to itself
 
     def saving_failed(self, step: int, error: Exception) -> None:
