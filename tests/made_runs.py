@@ -57,6 +57,7 @@ class Made:
     idle: float = 0.0  # of the device, for another reason
     slow: dict[int, float] = field(default_factory=dict)  # rank -> times as long
     jitter: float = 0.01
+    granted: float = 1.0  # share of its computing that a rank got a processor for
     wave: float = 0.0  # of the network's part over the run
     sent: float | None = None  # bytes a step and host; the ring's when not said
     link_mbit: float | None = 10_000
@@ -155,7 +156,11 @@ class Made:
         last = max(sum(times) for times in own)
         exposed = [network + last - sum(times) for times in own] if self.world > 1 else [0.0]
         spans: Row = {"data": [self.data] * self.world, "idle": [self.data + self.idle] * self.world}
-        spans |= {"other": [0.001] * self.world, "optimizer": [0.01] * self.world, "cpu": [0.05] * self.world}
+        spans |= {
+            "other": [0.001] * self.world,
+            "optimizer": [0.01] * self.world,
+            "cpu": [self.granted * (sum(times) + 0.01) for times in own],
+        }
         spans |= {"forward": [times[0] for times in own], "backward": [times[1] for times in own], "exposed": exposed}
         spans["communication"] = [self.hidden + wait for wait in exposed]
         return spans, last + network * (self.world > 1) + self.data + self.idle + 0.012

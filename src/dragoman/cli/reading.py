@@ -30,14 +30,14 @@ def report(
 ) -> None:
     """Write report.html, .md and .json: what the run was, and the answers to the questions people ask of it."""
     from dragoman.report import import_run, load_run, write
-    from dragoman.report.compare import folder_for, write_comparison
+    from dragoman.report.compare import write_comparison
     from dragoman.runs import RunFolder
 
     if run_file and not imported:
         raise RunError("--run-file belongs to --import; a run folder has its own run.toml")
     records = [import_run(run, run_file) if imported else load_run(run) for run in runs]
     if len(records) > 1:
-        written = write_comparison(records, output or folder_for(records))
+        written = write_comparison(records, output or records[0].folder.path.resolve().parent)  # beside the first
     else:
         if output:
             records[0].folder = RunFolder(output)

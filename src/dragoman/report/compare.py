@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, series
 from dragoman.report.read import NotRecorded, RunRecord, number
 from dragoman.report.stats import Estimate, difference, spread
-from dragoman.runs import RunFolder, write_json, write_text
+from dragoman.runs import write_json, write_text
 
 LAST = 5  # validations at the end that a run is judged by
 
@@ -128,10 +129,9 @@ def overview(records: list[RunRecord]) -> Table:
     return Table(("Run", "Steps", "Wall clock", "Mean step", "Bound by"), rows)
 
 
-def told(fact: object, record: RunRecord) -> str:
+def told(fact: Callable[[RunRecord], str], record: RunRecord) -> str:
     try:
-        assert callable(fact)
-        return str(fact(record))
+        return fact(record)
     except NotRecorded:
         return units.NOT_RECORDED
 
@@ -166,8 +166,3 @@ def write_comparison(records: list[RunRecord], folder: Path) -> tuple[Path, ...]
     write_text(markdown, template("comparison.md.j2").render(shown) + "\n")
     write_json(data, {"runs": names, "contests": [contest._asdict() for contest in contests]})
     return html, markdown, data
-
-
-def folder_for(records: list[RunRecord]) -> Path:
-    """Beside the first run."""
-    return RunFolder(records[0].folder.path).path.resolve().parent

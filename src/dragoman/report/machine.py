@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dragoman.report import measures
-from dragoman.report.read import RunRecord, number, once, section, sections, text
+from dragoman.report.read import RunRecord, number, once, sections, text
 from dragoman.runs import Row
 
 PHASES = ("idle", "other", "forward", "backward", "exposed", "optimizer")
@@ -154,6 +154,7 @@ class Traffic(NamedTuple):
     """Of one host, over the windows of training."""
 
     host: str
+    rank: int  # the first of its ranks
     sent_bytes: float  # in all
     received_bytes: float
     sent_per_step: float
@@ -179,7 +180,9 @@ def traffic(record: RunRecord) -> list[Traffic]:
             total = sum(value or 0.0 for value in sent)
             arrived = sum(value or 0.0 for value in received)
             found.append(
-                Traffic(text(host, "host"), total, arrived, total / steps, total / seconds, link_mbit(record, host))
+                Traffic(
+                    text(host, "host"), rank, total, arrived, total / steps, total / seconds, link_mbit(record, host)
+                )
             )
     return found
 
@@ -291,7 +294,3 @@ def throttled_share(record: RunRecord, host: str) -> float | None:
     """Share of the time in which the control group of the main process of a host held it back."""
     grown = [rate for _, rate in rates(training_samples(record, host), "cpu_throttled_us")]
     return statistics.fmean(grown) / 1e6 if grown else None
-
-
-def host_row(record: RunRecord, name: str) -> Row:
-    return next((row for row in record.hosts if text(row, "host") == name), section({}, ""))

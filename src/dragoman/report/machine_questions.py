@@ -247,8 +247,7 @@ def step_and_network(record: RunRecord) -> Answer:
     host = max(machine.traffic(record), key=lambda one: one.sent_per_s, default=None)
     if host is None:
         raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
-    rank = machine.host_row(record, host.host)["ranks"][0]
-    sent = [machine.column(record.spans[window.step], "sent_bytes", rank) or 0.0 for window in found]
+    sent = [machine.column(record.spans[window.step], "sent_bytes", host.rank) or 0.0 for window in found]
     seconds = [window.seconds for window in found]
     with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(sent, found, strict=True)])
     with_bytes = correlation(seconds, [many / w.steps for many, w in zip(sent, found, strict=True)])
