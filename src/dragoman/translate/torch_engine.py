@@ -275,7 +275,9 @@ class Recorder:
                 self.forget()
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.recorded.values())).pool() if self.recorded else None
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(
+                graph, pool=pool, capture_error_mode="thread_local"
+            ):  # NCCL and loaders go on meanwhile
                 function()
             self.recorded[key] = graph
             graph.replay()
