@@ -127,7 +127,10 @@ def told(texts: list[str], found: list[list[Translation]], as_json: bool) -> lis
     if not as_json:
         return [translations[0].text for translations in found]
     return [
-        json.dumps({"source": text, "translations": [vars(each) for each in translations]}, ensure_ascii=False)
+        json.dumps(
+            {"source": text, "translations": [vars(each) | {"score": round(each.score, 4)} for each in translations]},
+            ensure_ascii=False,
+        )
         for text, translations in zip(texts, found, strict=True)
     ]
 
