@@ -34,7 +34,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,serve,export,ray,bench,langid]'
+	$(PIP) --editable '.[dev,serve,export,onnx,ray,bench,langid]'
 	touch $@
 
 clean:

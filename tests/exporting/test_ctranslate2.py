@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -180,3 +181,15 @@ def test_what_the_engine_cannot_do_is_said(exported):
         Translator.load(exported, engine="torch")
     with pytest.raises(DragomanError, match="holds no weights to go on from"):
         export(exported, exported.parent / "again")
+
+
+def test_an_export_needs_no_torch(exported):
+    """On a small machine there is none: the command line, the translator and the server start without it."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy.testing', 'matplotlib', 'tensorboard')))\n"
+        "import dragoman.cli.main, dragoman.serve.server\n"
+        f"from dragoman import Translator; print(Translator.load({str(exported)!r}).translate(['the cat sees bread.']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("['")

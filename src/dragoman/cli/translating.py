@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -127,9 +128,14 @@ def told(texts: list[str], found: list[list[Translation]], as_json: bool) -> lis
     if not as_json:
         return [translations[0].text for translations in found]
     return [
-        json.dumps({"source": text, "translations": [vars(each) for each in translations]}, ensure_ascii=False)
+        json.dumps({"source": text, "translations": list(map(entry, translations))}, ensure_ascii=False)
         for text, translations in zip(texts, found, strict=True)
     ]
+
+
+def entry(found: Translation) -> dict[str, Any]:
+    """JSON has no infinity: a model of NaNs has no score."""
+    return vars(found) | {"score": round(found.score, 4) if isfinite(found.score) else None}
 
 
 def write(lines: list[str], path: Path | None) -> None:

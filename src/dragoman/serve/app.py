@@ -5,7 +5,7 @@
     GET  /v1/models  /health  /ready  /metrics  /openapi.json  /             (the page for people)
 
 Every error is answered with {"detail": "one line"}, to clients of LibreTranslate with {"error": "one line"}. The types of
-requests live at the top of the module: FastAPI resolves annotations there, not inside functions.
+requests are imported at the top of the module: FastAPI resolves annotations there, not inside functions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,28 @@ from urllib.parse import parse_qs
 import sentencex
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.limits import Keys, Limits, Rate
+from dragoman.serve.messages import (
+    LIBRE_WRONG,
+    WRONG,
+    Detail,
+    LibreRequest,
+    StreamRequest,
+    TranslateRequest,
+    TranslateResponse,
+)
+from dragoman.serve.refusals import BodyLimit, explain, explain_failure, explain_invalid
 from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
 
-WORDS = 300  # characters of an explanation
 LOOK_SECONDS = 0.5  # between two looks whether the client is still there
-LIBRE = ("/translate", "/languages")
 
 
 @dataclass(frozen=True)
@@ -53,75 +60,6 @@ class Served:
     target: str
     batcher: Batcher
     request_for: Callable[..., SearchRequest]  # of the search, from what is not None
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TranslateRequest(Strict):
-    texts: list[str]
-    source: str | None = Field(default=None, description="language code; needed when several models serve")
-    target: str | None = None
-    model: str | None = Field(default=None, description="name of a model, instead of languages")
-    beam: int | None = Field(default=None, ge=1)
-    alternatives: int = Field(default=0, ge=0, description="other translations of every text")
-    alignment: bool = False
-
-
-class Detail(BaseModel):
-    text: str
-    score: float | None
-    alignment: list[tuple[int, int]]
-
-
-class TranslateResponse(BaseModel):
-    translations: list[str]
-    details: list[list[Detail]] | None = Field(
-        default=None, description="all translations, when more than one or alignment was asked for"
-    )
-    model: str
-
-
-class StreamRequest(Strict):
-    text: str
-    source: str | None = None
-    target: str | None = None
-    model: str | None = None
-    beam: int | None = Field(default=None, ge=1)
-
-
-class LibreRequest(BaseModel):
-    q: str | list[str]
-    source: str = "auto"
-    target: str
-    format: str = "text"
-    alternatives: int = Field(default=0, ge=0)
-    api_key: str | None = None
-
-
-class Problem(BaseModel):
-    detail: str
-
-
-class LibreProblem(BaseModel):
-    error: str
-
-
-WRONG: dict[int | str, dict[str, Any]] = {
-    code: {"model": Problem, "description": words}
-    for code, words in (
-        (400, "not JSON"),
-        (401, "an API key is needed"),
-        (404, "no such model or pair of languages"),
-        (413, "too much in one request"),
-        (422, "not understood"),
-        (429, "too many requests, or too many waiting; see Retry-After"),
-        (500, "the translation failed"),
-        (503, "shutting down"),
-    )
-}
-LIBRE_WRONG: dict[int | str, dict[str, Any]] = {code: entry | {"model": LibreProblem} for code, entry in WRONG.items()}
 
 
 class Doors:
@@ -422,53 +360,6 @@ def add_metrics(app: FastAPI, served: list[Served]) -> None:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-# --- errors ------------------------------------------------------------------------------------------------
-
-
-def answer(request: Request, status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    key = "error" if request.url.path in LIBRE else "detail"
-    return JSONResponse({key: words[:WORDS]}, status, headers)
-
-
-async def explain(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
-
-
-async def explain_invalid(request: Request, error: Exception) -> JSONResponse:
-    """The problems in one line, without repeating what was sent."""
-    assert isinstance(error, RequestValidationError)
-    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-    if "json" not in request.headers.get("content-type", ""):
-        problems = ["send JSON, with the header Content-Type: application/json"]
-    return answer(request, 422, "; ".join(problems))
-
-
-async def explain_failure(request: Request, error: Exception) -> JSONResponse:
-    """The server logs the traceback; the client learns that it is not at fault."""
-    return answer(request, 500, "the translation failed; the server's log says why")
-
-
 def finite(score: float) -> float | None:
     """JSON has no infinity."""
     return round(score, 6) if abs(score) < 1e30 else None
-
-
-class BodyLimit:
-    """Stops reading a request that is too long, whatever its headers promise."""
-
-    def __init__(self, app: ASGIApp, limit: int):
-        self.app, self.limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.limit:
-                raise HTTPException(413, f"request: more than {self.limit:,} bytes. Send several requests")
-            return message
-
-        await self.app(scope, counted, send)

@@ -24,14 +24,13 @@ class Part:
     joint: str  # between its translation and that of the part before
 
 
-def parts(text: str, vocabulary: Vocabulary, language: str, *, split: bool, space: str) -> list[Part]:
-    """The text itself; its sentences, when asked for or when it is too long; pieces of a sentence that is still too long."""
+def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, split: bool, space: str) -> list[Part]:
+    """The text itself, whose ids are given; its sentences, when asked for or when it is too long; pieces of a sentence that is
+    still too long."""
     if not text:
         return []
-    if not split:
-        ids = vocabulary.encode([text])[0]
-        if len(ids) <= LONGEST:
-            return [Part(ids, space)]
+    if not split and len(ids) <= LONGEST:
+        return [Part(ids, space)]
     found = [sentence.strip() for sentence in sentencex.segment(language, text)]
     encoded = vocabulary.encode([sentence for sentence in found if sentence])
     return [part for ids in encoded for part in cut(ids, vocabulary, space)]

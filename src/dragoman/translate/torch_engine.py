@@ -279,13 +279,12 @@ class Recorder:
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.recorded.values())).pool() if self.recorded else None
             try:
-                # Other threads may go on with what they do, as the one that pins batches for training.
+                # Other threads go on meanwhile: NCCL's, and the one that pins batches for training.
                 with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     function()
             except RuntimeError as error:  # slower, and as right: nothing was done yet
-                log.warning(
-                    "this GPU does not record steps (%s); they are launched one by one", str(error).splitlines()[0]
-                )
+                reason = str(error).splitlines()[0]
+                log.warning("this GPU does not record steps (%s); they are launched one by one", reason)
                 self.on_gpu = False
                 self.forget()
                 function()

@@ -90,7 +90,11 @@ class Translator:
             raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
         space = "" if self.languages[1] in WITHOUT_SPACES else " "
         source_language = self.languages[0] or "en"
-        cut = [parts(text, self.vocabulary.source, source_language, split=split, space=space) for text in normal]
+        source = self.vocabulary.source
+        cut = [
+            parts(text, ids, source, source_language, split=split, space=space)
+            for text, ids in zip(normal, source.encode(normal), strict=True)
+        ]
         places = [(text, part) for text, found in enumerate(cut) for part in range(len(found))]
         sources = [cut[text][part].ids for text, part in places]
         wanted = [prefixes[text] if part == 0 else "" for text, part in places]

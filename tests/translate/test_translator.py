@@ -1,0 +1,165 @@
+"""Texts: cut and joined, in order, whatever they hold; folders that are not what they should be; several processes."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from support import dragoman
+
+from dragoman.config.schema import Model, Translate
+from dragoman.data.subwords import EOS
+from dragoman.errors import ConfigError, RunError
+from dragoman.model.folder import Description, write_model
+from dragoman.model.transformer import Transformer
+from dragoman.translate import Translator
+from dragoman.translate.pieces import LONGEST, aligned_words, cut, parts
+from dragoman.translate.request import Hypothesis
+
+
+class Echo:
+    """An engine that gives back what it gets, and says how it was asked."""
+
+    name = "echo"
+
+    def __init__(self):
+        self.asked = []
+
+    def slots(self):
+        return 1000
+
+    def search(self, sources, prefixes, request, *, attention=False):
+        self.asked += sources
+        same = [[[float(i == j) for j in range(len(ids))] for i in range(len(ids) - 1)] for ids in sources]
+        return [
+            [Hypothesis(ids[:-1], -float(rank), rows if attention else []) for rank in range(request.n_best)]
+            for ids, rows in zip(sources, same, strict=True)
+        ]
+
+
+@pytest.fixture
+def echo(prepared):
+    return Translator(Echo(), prepared.vocabulary, Translate(), ("en", "de"))
+
+
+@pytest.fixture(scope="module")
+def folder(prepared, tmp_path_factory):
+    section = Model(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, d_ff=32)
+    model = Transformer(section, len(prepared.vocabulary))
+    model.init_weights(1)
+    with torch.no_grad():
+        model.embedding.weight[EOS].mul_(3.0)
+    folder = tmp_path_factory.mktemp("model")
+    description = Description(section, len(prepared.vocabulary), "en", "de", Translate(extra_length=5))
+    write_model(folder, model.state_dict(), description, prepared.vocabulary.path)
+    return folder
+
+
+def test_sentences_are_translated_alone_and_joined(echo, prepared):
+    source = [source for source, _ in prepared.text("valid")[:3]]
+    text = " ".join(source)
+    assert echo.translate([text, "", source[0]], split=True) == [text, "", source[0]]
+    assert echo.engine.asked == [*sorted(prepared.vocabulary.encode([*source, source[0]]), key=len, reverse=True)]
+    found = echo.search([text], echo.request(n_best=2), split=True, alignment=True)[0]
+    words = len(text.split())
+    assert set(found[0].alignment) >= {(word, word) for word in range(words)}
+    assert (len(found), found[1].score) == (2, -3.0)
+
+
+def test_nothing_is_too_long(echo, prepared):
+    sentence = prepared.text("valid")[0][0]
+    many = " ".join([sentence] * 60)
+    assert echo.translate([many]) == [many]
+    assert max(map(len, echo.engine.asked)) < LONGEST
+    echo.engine.asked.clear()
+    endless = " ".join(sentence.rstrip(".?!").split() * 60)
+    assert echo.translate([endless]) == [endless], "cut between words, and joined with blanks"
+    wordless = "e" * 2000
+    assert echo.translate([wordless]) == [wordless], "cut inside a word, and joined without"
+    assert max(map(len, echo.engine.asked)) <= LONGEST
+
+
+def test_every_piece_of_a_cut_is_kept(prepared):
+    ids = [*range(4, 4 + 3 * LONGEST), EOS]
+    found = list(cut([number % 300 + 4 for number in ids[:-1]] + [EOS], prepared.vocabulary, " "))
+    assert [number for part in found for number in part.ids if number != EOS] == [
+        number % 300 + 4 for number in ids[:-1]
+    ]
+    assert all(part.ids[-1] == EOS and len(part.ids) <= LONGEST for part in found)
+    assert parts("", [EOS], prepared.vocabulary, "en", split=True, space=" ") == []
+
+
+def test_words_that_look_at_each_other(prepared):
+    vocabulary = prepared.vocabulary
+    source, target = vocabulary.encode(["the house sleeps", "das Haus"])
+    attention = [[0.0] * len(source) for _ in target[:-1]]
+    last = max(
+        index for index in range(len(source) - 1) if vocabulary.processor.id_to_piece(source[index]).startswith("▁")
+    )
+    for row in attention:
+        row[last] = 0.4
+        row[len(source) - 1] = 0.6  # the end mark is no word
+    assert aligned_words(source, target[:-1], attention, vocabulary) == [(2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x00\x07\x1b[31m",
+        "שלום עולם",
+        "مرحبا",
+        "😀👩‍👩‍👧‍👦",
+        "Ünïcödé ﬁ ½",
+        "a\u2028b\u00a0c\r\n",
+        "中文 English русский",
+        "\u202e\u200b",
+        "x" * 3000,
+    ],
+)
+def test_whatever_comes_a_translation_goes(folder, text):
+    for engine in ("torch", "ctranslate2"):
+        if engine == "ctranslate2":
+            pytest.importorskip("ctranslate2")
+        translator = Translator.load(folder, "cpu", engine=engine)
+        found = translator.translate([text, "fine", text], beam=2)
+        assert len(found) == 3
+        assert "\n" not in "".join(found)
+        assert found[0] == found[2]
+
+
+def test_folders_that_are_not_what_they_should_be(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "model")
+    description = copied / "model.toml"
+    whole = description.read_text()
+    for change, words in (
+        (whole.replace("format = 2", "format = 99"), "Install a newer dragoman"),
+        (whole.replace("heads = 2", 'heads = "two"'), "damaged"),
+        (whole[:40], "damaged"),
+        ("\x00", "damaged"),
+    ):
+        description.write_text(change)
+        with pytest.raises(RunError, match=words):
+            Translator.load(copied, "cpu")
+    description.write_text(whole)
+    weights = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(RunError, match="missing or damaged"):
+        Translator.load(copied, "cpu")
+    with pytest.raises(ConfigError, match="engine 'turbo' is not known"):
+        Translator.load(folder, engine="turbo")
+
+
+def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):
+    (tmp_path / "in").write_text("".join(f"{source}\n" for source, _ in prepared.text("valid")[:12]), encoding="utf-8")
+    (tmp_path / "begin").write_text("das\n\n" * 6, encoding="utf-8")
+    command = ["translate", str(folder), str(tmp_path / "in"), "--n-best", "2", "--prefixes", str(tmp_path / "begin")]
+    one, two = (dragoman(*command, "--processes", number).stdout for number in ("1", "2"))
+    lines, others = ([json.loads(line) for line in told.splitlines()] for told in (one, two))
+    assert len(lines) == len(others) == 12
+    for line, other in zip(lines, others, strict=True):
+        assert [each["text"] for each in line["translations"]] == [each["text"] for each in other["translations"]]
+        scores = [[each["score"] for each in side["translations"]] for side in (line, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    assert all(each["text"].startswith("das") for line in lines[::2] for each in line["translations"])
+    wrong = dragoman(*command, "--beam", "1", check=False)
+    assert (wrong.returncode, "n_best = 2 is more than beam = 1" in wrong.stderr) == (2, True)
