@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-cluster lint bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dragoman demo
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-cluster: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/cluster tests/parallel -m "cluster or not cluster"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests bench

@@ -33,7 +33,6 @@ from dragoman.config import Config, load_config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import steps
 from dragoman.parallel.mesh import Mesh, pick_device
-from dragoman.parallel.wrap import wrap
 from dragoman.training.precision import resolve
 from dragoman.training.trainer import Trainer
 
@@ -99,7 +98,7 @@ def packed(config: Config, data: PreparedData) -> Update:
     mesh = Mesh(0, 1, 0, pick_device(config.train.device))
     trainer = Trainer(config, data, mesh, [], __version__, runs.silent)
     trainer.begin(resume=False)  # finds out how many rows it takes at once
-    wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+    wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
     stream = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
 
     def update() -> int:

@@ -25,7 +25,7 @@ from dragoman.data.loader import Batch, Step, prefetched, steps
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import wrap
+from dragoman.parallel.strategy import Strategy
 from dragoman.training import facts, optim
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
@@ -74,11 +74,12 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
     with joined(config.train.device, config.train.timeout_seconds) as mesh:
         data = PreparedData(config.data.folder)
         arithmetic = arithmetic_of(resolve(config.train.precision if fast else "fp32", mesh.device), mesh.device)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         state = TrainState(model.to(mesh.device), optim.build(model, config.train), arithmetic.scaler())
         compiled = fast and mesh.device.type == "cuda"
-        module = wrap(SequenceLoss(model, config.train.label_smoothing), mesh, compiled=compiled).train()
+        strategy = Strategy(config.parallel, mesh)
+        module = strategy.wrap(SequenceLoss(model, config.train.label_smoothing), compiled=compiled).train()
         packing, share, rate = facts.packing_of(data, config), facts.share_of(config, mesh), learning_rate(config)
         stream = prefetched(steps(data.encoded("train"), packing, share, state.position), pin=compiled)
         losses, total, tokens = [], torch.zeros((), device=mesh.device, dtype=torch.float64), 0
@@ -86,7 +87,7 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
             step = next(stream)
             optim.set_rate(state.optimizer, rate(state.step))
             given = step if fast else padded(step)
-            loss, _ = update(state, module, given, mesh, config.train, arithmetic, dropout_seed)
+            loss, _ = update(state, module, given, strategy, config.train, arithmetic, dropout_seed)
             total, tokens = total + loss, tokens + step.target_tokens
             if number % every == 0:
                 losses.append(float(total) / tokens)

@@ -12,7 +12,7 @@ from dragoman.errors import DragomanError
 from dragoman.training import fault
 from dragoman.training.watchdog import Watchdog
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from dragoman.benchmark.train import changed
 from dragoman.config import Config
 from dragoman.data.loader import Step, steps
 from dragoman.parallel.mesh import joined
-from dragoman.parallel.wrap import wrap
 from dragoman.training import optim
 from dragoman.training.spans import Clock
 from dragoman.training.step import update
@@ -35,7 +34,8 @@ def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
     """One update of the trainer; its clock has marks between the phases."""
     state, clock = trainer.state, Clock(trainer.mesh.device)
     optim.set_rate(state.optimizer, trainer.rate(state.step))
-    update(state, wrapped, step, trainer.mesh, trainer.config.train, trainer.arithmetic, trainer.config.run.seed, clock)
+    how = (trainer.strategy, trainer.config.train, trainer.arithmetic, trainer.config.run.seed, clock)
+    update(state, wrapped, step, *how)
     return clock
 
 
@@ -48,7 +48,7 @@ def measure_step(
         trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
         trainer.begin(resume=False)  # finds out how many rows fit
         figures.forget_peak_memory(mesh.device)
-        wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
         batches = cycle(on_device(trainer))
         for step in islice(batches, warmup):
             timed_update(trainer, wrapped, step)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from dragoman.errors import TrainingError, require_extra
+from dragoman.parallel.launch import free_port, listening
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
@@ -59,6 +56,7 @@ def environment(rank: int, hosts: list[str], port: int, *, own_gpu: bool) -> dic
         "RANK": str(rank),
         "WORLD_SIZE": str(len(hosts)),
         "LOCAL_RANK": "0" if own_gpu else str(hosts[:rank].count(hosts[rank])),
+        "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": str(port),
     }
@@ -78,22 +76,6 @@ def first_failure(ray: Any, ranks: list[Any], running: list[Any], received: list
     return 128 + received[0] if received else 0
 
 
-@contextmanager
-def listening() -> Iterator[list[int]]:
-    """Signals that ask for a stop, as they come."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    previous = {name: signal.signal(name, note) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for name, handler in previous.items():
-            signal.signal(name, handler)
-
-
 class Rank:
     """Lives on the node that Ray chose for it."""
 
@@ -107,9 +89,7 @@ class Rank:
         return str(ray.util.get_node_ip_address())
 
     def free_port(self) -> int:
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            return int(listener.getsockname()[1])
+        return free_port("")
 
     def run(self, settings: dict[str, str], arguments: list[str]) -> int:
         command = [sys.executable, "-m", "dragoman", *arguments]

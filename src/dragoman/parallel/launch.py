@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
+import random
+import signal
+import socket
 import sys
 import time
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
-import torch
+import psutil
 
-RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
-LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
+from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place
+
+PORTS = (20_000, 32_000)
 
 
 def started_by_launcher() -> bool:
@@ -21,6 +25,8 @@ def started_by_launcher() -> bool:
 
 
 def visible_gpus(device: str) -> int:
+    import torch
+
     return torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
 
 
@@ -28,62 +34,66 @@ def launch(processes: int, arguments: list[str], *, restarts: int = 0) -> int:
     """Run `python -m dragoman ARGUMENTS` in several ranks; returns the exit code. When a rank dies, all are started again
     with --resume, so many times; not when it had something to say to the user, or was asked to stop."""
     for attempt in range(restarts + 1):
-        os.environ[RESTART] = str(attempt)
-        again = ["--resume"] if attempt and "--resume" not in arguments else []
-        code = launch_once(processes, [*arguments, *again])
-        if code in (0, 2) or code >= 128:
+        code = launch_once(processes, resumed(arguments, attempt), attempt)
+        if not worth_another(code):
             break
         if attempt < restarts:
             print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
     return code
 
 
-def launch_once(processes: int, arguments: list[str]) -> int:
-    """By torchrun's own agent."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def resumed(arguments: list[str], attempt: int) -> list[str]:
+    return [*arguments, *(["--resume"] if attempt and "--resume" not in arguments else [])]
 
-    os.environ[LAUNCHED] = "1"
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks and the lines below say what happened
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")  # seconds for a last checkpoint after Ctrl-C
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.2,
-    )
+
+def worth_another(code: int) -> bool:
+    return code not in (0, 2) and code < 128
+
+
+def launch_once(processes: int, arguments: list[str], attempt: int) -> int:
+    place = Place(0, processes, processes, "127.0.0.1", free_port("127.0.0.1"), loopback())
+    with listening() as received:
+        crew = Crew(place, arguments, attempt=attempt)
+        try:
+            while (outcome := crew.look()) is None:
+                while crew.handed_on < len(received):
+                    crew.hand_on(received[crew.handed_on])
+                time.sleep(LOOK_SECONDS)
+        finally:
+            crew.end()
+    if received:
+        return 128 + received[0]
+    if outcome.code:
+        print(outcome.line, file=sys.stderr)
+    return outcome.code
+
+
+def free_port(address: str) -> int:
+    """Not one of those that the system hands out by itself: another program could be given it before rank 0 takes it."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((address, port))
+            return port
+
+
+def loopback() -> str:
+    """By its name: otherwise gloo asks what the host's own name resolves to, which may lead nowhere."""
+    names = [name for name, found in psutil.net_if_addrs().items() if any(a.address == "127.0.0.1" for a in found)]
+    return names[0] if names else ""
+
+
+@contextmanager
+def listening() -> Iterator[list[int]]:
+    """Signals that ask for a stop, as they come."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {name: signal.signal(name, note) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
-        elastic_launch(config, sys.executable)("-m", "dragoman", *arguments)
-    except ChildFailedError as error:
-        # A rank with something to say to the user comes before those that failed because it was gone.
-        rank, failure = min(error.failures.items(), key=lambda entry: (entry[1].exitcode != 2, entry[1].timestamp))
-        if failure.message and failure.message != "<NONE>":
-            print(failure.message, file=sys.stderr)
-        else:
-            print(
-                f"dragoman: rank {rank} ended with code {failure.exitcode}; see its log in the run folder",
-                file=sys.stderr,
-            )
-        return failure.exitcode if failure.exitcode > 0 else 1
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
-
-
-def report_error(line: str) -> None:
-    """Hand the error line of a rank to whoever shows it: to the launcher's error file, or to the terminal."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump({"message": line, "timestamp": int(time.time())}, stream)
-    if not (path and os.environ.get(LAUNCHED)):
-        print(line, file=sys.stderr)
+        yield received
+    finally:
+        for name, handler in previous.items():
+            signal.signal(name, handler)

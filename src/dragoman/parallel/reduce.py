@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dragoman.parallel.mesh import Mesh
 
@@ -33,6 +35,11 @@ def gather(mesh: Mesh, value: Value) -> list[Value]:
 def from_main(mesh: Mesh, value: Value) -> Value:
     """The main rank's value on every rank."""
     return gather(mesh, value)[0]
+
+
+def uncut(tensor: Tensor) -> Tensor:
+    """The whole of a tensor of which every rank holds a piece; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def wait_for_all(mesh: Mesh) -> None:

@@ -3,6 +3,7 @@
     model.safetensors  model.toml  vocabulary.model   the model folder
     optimizer.safetensors  training.json              the rest of the state
     weights.safetensors   where the model is a moving average: the weights that training goes on with
+    own-00001.safetensors                             what one rank has for itself, with some strategies
     manifest.json                                     sizes and checksums, written last
 
 No pickle anywhere. Formats do not notice a flipped bit, so every file is checked against the manifest before it is used.
@@ -27,12 +28,14 @@ from dragoman import runs
 from dragoman.config.schema import Checkpoint
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
+from dragoman.parallel.strategy import Strategy
 from dragoman.training import optim, owner
 from dragoman.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-OPTIMIZER, TRAINING, OWN_WEIGHTS = "optimizer.safetensors", "training.json", "weights.safetensors"
+OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
+OWN_WEIGHTS, OWN = "weights.safetensors", "own-{:05d}.safetensors"
 
 
 @dataclass
@@ -45,17 +48,41 @@ class Snapshot:
     moments: dict[str, Tensor]
     numbers: dict[str, Any]
     scores: dict[str, float]
+    own_files: list[Path]  # of ranks that have a state of their own, written already
 
 
-def snapshot(state: TrainState, identity: dict[str, Any], scores: dict[str, float]) -> Snapshot:
-    """`identity`: what must be the same on resume."""
+def snapshot(
+    state: TrainState, strategy: Strategy, identity: dict[str, Any], scores: dict[str, float], own_files: list[Path]
+) -> Snapshot:
+    """`identity`: what must be the same on resume. Every rank must reach this line."""
     numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
-    weights = host_copies(state.average.tensors if state.average else state.model.state_dict())
+    weights = host_copies(state.average.tensors if state.average else strategy.agreed(state.model))
     own_weights = host_copies(state.model.state_dict()) if state.average else {}
-    moments = host_copies(optim.moments(state.optimizer, state.model))
+    moments = host_copies(strategy.whole(optim.moments(state.optimizer, state.model)))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies run behind our back until here
-    return Snapshot(state.step, weights, own_weights, moments, numbers, scores)
+    return Snapshot(state.step, weights, own_weights, moments, numbers, scores, own_files)
+
+
+def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
+    """What this rank has for itself: usually nothing, between two agreements weights and moments too."""
+    own = strategy.own_state()
+    if strategy.drifts:
+        weights = {f"weights.{name}": parameter.detach() for name, parameter in state.model.named_parameters()}
+        own |= weights | optim.moments(state.optimizer, state.model)
+    return own
+
+
+def write_own(run: runs.RunFolder, state: TrainState, strategy: Strategy) -> Path | None:
+    """The state of this rank's own, into a file that the main rank takes into the checkpoint."""
+    own = own_tensors(state, strategy)
+    if strategy.seat is None or not own:
+        return None
+    folder = run.checkpoints / f"{runs.step_name(state.step)}.own.partial"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / OWN.format(strategy.seat)
+    model_folder.write_tensors(path, own)
+    return path
 
 
 def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,6 +103,10 @@ def write(
         if taken.own_weights:
             model_folder.write_tensors(fresh / OWN_WEIGHTS, taken.own_weights)
         runs.write_json(fresh / TRAINING, taken.numbers)
+        for own in taken.own_files:
+            own.replace(fresh / own.name)
+            if not any(own.parent.iterdir()):
+                own.parent.rmdir()
         facts = {"step": taken.step, "time": round(time.time(), 3), "generation": generation, "scores": taken.scores}
         written = runs.write_manifest(fresh, facts)
         owner.require(run, generation)
@@ -132,19 +163,37 @@ def newest_sound(run: runs.RunFolder) -> Path | None:
     return None
 
 
-def restore(checkpoint: Path, state: TrainState) -> None:
-    """Put a checkpoint into `state`. A run that begins to average now begins with the weights as they are."""
-    to_use = model_folder.read_weights(checkpoint)
-    own = checkpoint / OWN_WEIGHTS
-    model_folder.load_weights(
-        state.model, load_file(own) if own.exists() else to_use, checkpoint / model_folder.WEIGHTS
-    )
-    if state.average:
-        state.average.restore(to_use)
+def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
+    """Put a checkpoint into `state` and `strategy`. A run that begins to average now begins with the weights as they are."""
+    parameters = dict(state.model.named_parameters())
+
+    def put(weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+        whole = {name: strategy.cut(parameters[name], tensor) for name, tensor in weights.items() if name in parameters}
+        model_folder.load_weights(state.model, weights | whole, checkpoint / model_folder.WEIGHTS)
+        cut = {name: strategy.cut(parameters[name.partition(".")[2]], tensor) for name, tensor in moments.items()}
+        optim.restore(state.optimizer, state.model, cut, numbers.get("updates", state.step))
+
     numbers = runs.read_json(checkpoint / TRAINING)
     state.restore_numbers(numbers)
-    updates = numbers.get("updates", state.step)
-    optim.restore(state.optimizer, state.model, load_file(checkpoint / OPTIMIZER), updates)
+    kept, trained = model_folder.read_weights(checkpoint), checkpoint / OWN_WEIGHTS
+    put(load_file(trained) if trained.exists() else kept, load_file(checkpoint / OPTIMIZER))
+    if state.average:
+        state.average.restore(kept)
+    own = read_own(checkpoint, strategy)
+    strategy.load_own(own)
+    if strategy.drifts and own:
+        prefix = "weights."
+        weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
+        put(weights, {name: tensor for name, tensor in own.items() if name.startswith(optim.MOMENTS)})
+
+
+def read_own(checkpoint: Path, strategy: Strategy) -> dict[str, Tensor]:
+    """The file of one's own seat. With more islands than there were, some take that of another: its weights serve two."""
+    files = sorted(checkpoint.glob(OWN.format(0).replace("00000", "*")))
+    own = checkpoint / OWN.format(strategy.seat_to_read)
+    if own not in files and strategy.drifts and files:
+        own = files[strategy.seat_to_read % len(files)]
+    return load_file(own) if own in files else {}
 
 
 def prune(run: runs.RunFolder, section: Checkpoint) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dragoman.config.schema import Train
 from dragoman.data.loader import Step
-from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.wrap import exchange
+from dragoman.parallel.reduce import uncut
+from dragoman.parallel.strategy import Strategy
 from dragoman.training.precision import Arithmetic
 from dragoman.training.spans import Clock
 from dragoman.training.state import TrainState
@@ -22,18 +22,19 @@ def update(
     state: TrainState,
     wrapped: nn.Module,
     step: Step,
-    mesh: Mesh,
+    strategy: Strategy,
     train: Train,
     arithmetic: Arithmetic,
     seed: int,
     clock: Clock | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns this rank's loss sum and the norm of the whole gradient, both still on the device: reading them waits."""
+    mesh = strategy.mesh
     clock = clock or Clock(mesh.device)
     torch.manual_seed(seed_for(seed, state.step, mesh.rank))
     loss_sum = torch.zeros((), device=mesh.device)
     for number, batch in enumerate(step.micro_batches, 1):
-        with exchange(wrapped, last=number == len(step.micro_batches)):
+        with strategy.exchange(wrapped, last=number == len(step.micro_batches)):
             inputs = batch.to(mesh.device).tensors()
             clock.mark("other")
             with arithmetic():
@@ -51,6 +52,8 @@ def update(
     if state.average:
         state.average.follow(state.step)
     clock.mark("optimizer")
+    strategy.after_step(state.step)
+    clock.mark("exchange")
     state.position = step.position
     state.source_tokens += step.source_tokens
     state.target_tokens += step.target_tokens
@@ -71,7 +74,7 @@ def apply(state: TrainState, norm: Tensor) -> None:
 def clip(model: nn.Module, clip_norm: float) -> Tensor:
     """The norm of the gradient before it is clipped."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = uncut(nn.utils.get_total_norm(gradients))
     if clip_norm:
         nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
     return norm

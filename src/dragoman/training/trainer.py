@@ -24,18 +24,19 @@ from dragoman.config.load import to_toml
 from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
-from dragoman.data.loader import Step, prefetched, steps
+from dragoman.data.loader import Step, prefetched, steps, tiles
 from dragoman.errors import DriftError, RunError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Metrics, sinks
+from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
+from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
-from dragoman.parallel.wrap import wrap
-from dragoman.training import checkpoint, facts, fault, memory, optim, owner
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
 from dragoman.training.average import Average
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
@@ -67,11 +68,25 @@ class Task(Protocol):
     def run(self, moment: Moment) -> dict[str, Any]: ...
 
 
+def blocks(objective: nn.Module) -> list[nn.Module]:
+    """The parts that strategies handle one at a time."""
+    model = objective.model
+    assert isinstance(model, Transformer)
+    return [*model.encoder, *model.decoder]
+
+
 class Trainer:
     """One run on one rank. Built once, then `run` tells the story."""
 
     def __init__(
-        self, config: Config, data: PreparedData, mesh: Mesh, tasks: list[Task], version: str, progress: runs.Progress
+        self,
+        config: Config,
+        data: PreparedData,
+        mesh: Mesh,
+        tasks: list[Task],
+        version: str,
+        progress: runs.Progress,
+        start_from: Path | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
         self.tasks, self.version, self.progress = tasks, version, progress
@@ -86,17 +101,21 @@ class Trainer:
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
+        self.taken = start.take(model, data.vocabulary, start_from) if start_from else None
+        self.frozen = start.freeze(model, config.train.freeze)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
+        self.objective = SequenceLoss(model, config.train.label_smoothing)
+        self.strategy = strategy_for(config.parallel, mesh, blocks, self.whole_objective)
+        self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
-        self.objective = SequenceLoss(model, config.train.label_smoothing)
-        self.description = Description(
-            config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
-        )
+        langs = config.data.source_lang, config.data.target_lang
+        sizes = len(data.vocabulary), data.vocabulary.source_size
+        self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
@@ -117,7 +136,7 @@ class Trainer:
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
             self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
-            checkpoint.restore(source, self.state)
+            checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
@@ -134,6 +153,9 @@ class Trainer:
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
+            if self.taken and source is None:
+                runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
+                self.progress("starting", 0, self.config.train.max_steps, start.told(self.taken))
         wait_for_all(self.mesh)
 
     def run(self) -> str:
@@ -164,14 +186,22 @@ class Trainer:
     def loop(self) -> str:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
         state = self.state
-        wrapped = wrap(self.objective, self.mesh, compiled=self.compiled)
-        wrapped.train()
+        wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
         time_exchanges(wrapped)
+        self.strategy.settle(partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
         position = (state.position, self.stages, state.step)
         ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
         with closing(ahead) as stream:
             return self.take_steps(stream, wrapped)
+
+    def pass_for_nothing(self, wrapped: nn.Module) -> None:
+        """Forward and backward over empty rows."""
+        batch = tiles(self.train_data, [[]] * self.share.rows_per_micro_batch, self.packing.width)
+        with self.arithmetic():
+            loss, _ = wrapped(*batch.to(self.mesh.device).tensors())
+        loss.backward()
+        self.state.optimizer.zero_grad(set_to_none=True)
 
     def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
         train, state = self.config.train, self.state
@@ -184,7 +214,7 @@ class Trainer:
             window.clock.mark("idle")
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
-            how = (self.mesh, train, self.arithmetic, self.config.run.seed, window.clock)
+            how = (self.strategy, train, self.arithmetic, self.config.run.seed, window.clock)
             try:
                 loss_sum, norm = update(state, wrapped, step, *how)
             except RuntimeError as error:
@@ -247,13 +277,20 @@ class Trainer:
                 f"checkpoints are in {self.folder.checkpoints}"
             )
         lost, behind = self.state.step, self.state.position
-        checkpoint.restore(source, self.state)
+        checkpoint.restore(source, self.state, self.strategy)
         self.state.position, self.bad_steps = behind, 0
         if self.mesh.is_main:
             self.forget_lost_rows()
         self.event("roll_back", from_step=lost, checkpoint=source.name)
         detail = f"no gradient was finite since; back from step {lost} to {source.name}"
         self.progress("rolling back", self.state.step, self.config.train.max_steps, detail)
+
+    def whole_objective(self) -> SequenceLoss:
+        """Another one like ours, for strategies that cut ours into pieces."""
+        model = Transformer(self.config.model, len(self.data.vocabulary), self.data.vocabulary.source_size).to(
+            self.mesh.device
+        )
+        return SequenceLoss(model, self.config.train.label_smoothing)
 
     # --- memory ---
 
@@ -268,6 +305,11 @@ class Trainer:
         return rows
 
     def rows_that_fit(self) -> int:
+        if isinstance(self.strategy, Sharded) and self.mesh.device.type == "cuda":
+            raise TrainingError(
+                f'parallel.strategy = "{self.config.parallel.strategy}": finding out what fits would have ranks wait for each other; '
+                "set train.tokens_per_gpu"
+            )
         return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic)
 
     def out_of_memory(self) -> TrainingError:
@@ -348,9 +390,7 @@ class Trainer:
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
             self.check_replicas()
         with self.watchdog.section("validation"):
-            if improved := self.due(validation.every):
-                with self.state.to_be_used():
-                    improved = self.validate()
+            improved = self.validate() if self.due(validation.every) else False
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
@@ -361,7 +401,9 @@ class Trainer:
 
     def check_replicas(self) -> None:
         """All ranks hold the same weights, to the bit; whoever does not is named, before it is validated or saved."""
-        sums = [parameter.detach().double().sum() for parameter in self.state.model.parameters()]
+        if isinstance(self.strategy, Sharded):
+            return  # nobody holds the same as another
+        sums = [tensor.detach().double().sum() for tensor in self.strategy.agreed(self.state.model).values()]
         prints = gather(self.mesh, torch.stack(sums).sum().item())
         usual = max(prints, key=prints.count)
         other = [rank for rank, found in enumerate(prints) if found != usual]
@@ -378,12 +420,14 @@ class Trainer:
         width = self.packing.width
         slots = self.share.rows_per_micro_batch * width
         how = (self.mesh, width, slots, self.arithmetic)
-        scores: dict[str, Any] = validation_loss(self.objective, self.valid_data, *how)
-        known = validation_loss(self.objective, self.train_slice, *how)
-        scores |= {f"train_slice_{key}": known[key] for key in ("loss", "nll", "pairs")}
-        moment = Moment(self.state.step, self.state.model.eval(), self.mesh, self.folder)
-        for task in self.tasks:
-            scores |= task.run(moment)
+        with self.state.to_be_used(), self.strategy.looking(self.objective) as objective:
+            assert isinstance(objective, SequenceLoss)
+            scores: dict[str, Any] = validation_loss(objective, self.valid_data, *how)
+            known = validation_loss(objective, self.train_slice, *how)
+            scores |= {f"train_slice_{key}": known[key] for key in ("loss", "nll", "pairs")}
+            moment = Moment(self.state.step, objective.model.eval(), self.mesh, self.folder)
+            for task in self.tasks:
+                scores |= task.run(moment)
         self.objective.train()
         self.validated = (self.state.step, scores)
         seconds = round(time.perf_counter() - start, 3)
@@ -408,15 +452,16 @@ class Trainer:
         return False
 
     def save(self) -> None:
-        """The main rank copies the state and goes on; a thread writes the copy."""
-        if not self.mesh.is_main:
-            return
+        """Copy the state and go on; a thread of the main rank writes the copy."""
         start = time.perf_counter()
+        own_files = self.own_files()
         self.writer.finish()  # of the one before: two copies at once would be too many
         step, validated = self.validated
         scores = validated if step == self.state.step else {}
         numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-        taken = checkpoint.snapshot(self.state, self.identity(), numbers)
+        taken = checkpoint.snapshot(self.state, self.strategy, self.identity(), numbers, own_files)
+        if not self.mesh.is_main:
+            return
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
@@ -427,6 +472,11 @@ class Trainer:
             self.event("checkpoint", taken.step, seconds=stalled, write_seconds=spent, bytes=written)
 
         self.writer.start(write, partial(self.saving_failed, taken.step))
+
+    def own_files(self) -> list[Path]:
+        """What ranks have for themselves they write themselves, before the rest is written. Every rank must reach this line."""
+        written = gather(self.mesh, checkpoint.write_own(self.folder, self.state, self.strategy))
+        return [path for path in written if path and path.is_file()]  # a host with a disk of its own keeps it to itself
 
     def saving_failed(self, step: int, error: Exception) -> None:
         self.event("checkpoint_failed", step, error=str(error))
@@ -463,7 +513,7 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.generation = owner.claim(self.folder)

@@ -76,9 +76,12 @@ class Window:
         """Wait for the device and for the other ranks."""
         parts = (self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped)
         waiting = time.perf_counter()
-        own, tokens, good, norm, largest, clipped = torch.stack([part.double() for part in parts]).tolist()
+        own = torch.stack([part.double() for part in parts]).tolist()
         lead = time.perf_counter() - waiting
-        losses, memory, sent, received, *spans = self.of_all_ranks(own)
+        losses, *others, memory, sent, received = self.of_all_ranks(own)
+        # Ranks that train by themselves for a while may differ in what was good: all must see the same numbers.
+        tokens, good, norm, largest, clipped = (statistics.fmean(column) for column in others[: len(own) - 1])
+        spans = others[len(own) - 1 :]
         each = self.clock.steps()
         return Totals(
             sum(losses) / tokens if tokens else float("nan"),
@@ -100,12 +103,11 @@ class Window:
             received,
         )
 
-    def of_all_ranks(self, loss: float) -> list[list[float]]:
+    def of_all_ranks(self, own: list[float]) -> list[list[float]]:
         """Columns by rank, in one exchange: everybody writes a line of a table of zeros, and the tables are added up."""
         spans, traffic = self.own_spans(), host.traffic()
-        own = [loss, float(memory_bytes(self.mesh.device))]
+        own = own + [spans[span] / self.steps for span in SPANS] + [float(memory_bytes(self.mesh.device))]
         own += [float(now - before) for now, before in zip(traffic, self.traffic, strict=True)]
-        own += [spans[span] / self.steps for span in SPANS]
         table = [0.0] * (self.mesh.world * len(own))
         table[self.mesh.rank * len(own) : (self.mesh.rank + 1) * len(own)] = own
         table = sum_over_ranks(self.mesh, table)

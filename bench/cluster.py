@@ -1,0 +1,446 @@
+"""Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
+
+    python bench/cluster.py [--quick] [--only speed] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 400]
+
+Needs root and iproute2. Two parts:
+
+- Speed. Computing is a sleep, as on a machine whose GPU does it: two cores can then show what any network does to a model of any
+  size. Exchange is real: the strategies of dragoman, gloo, real bytes over links of the given rate. The ratio of parameters to
+  seconds is that of transformer-base on an older GPU (60 million in 0.3 s). Every forecast of `dragoman plan` stands beside.
+- Quality. The task of `dragoman demo` with real `dragoman launch` on two hosts, every strategy on the same tokens, several seeds;
+  and what each has reached when the fastest is done, at 100 Mbit/s.
+
+Prints tables, and one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lab import Lab, missing
+from torch import Tensor, nn
+
+from dragoman import runs
+from dragoman.cli.demo import RUN_FILE
+from dragoman.config import load_config, to_toml
+from dragoman.config.schema import Parallel
+from dragoman.parallel import plan
+from dragoman.parallel.choose import strategy_for
+from dragoman.parallel.mesh import Mesh, joined
+from dragoman.parallel.ranks import Place
+from dragoman.parallel.strategy import Strategy
+
+LAYERS = 10
+PORT = 29400
+RATES = {"": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+LONG = 40  # inner steps for the slowest networks
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One strategy to be measured; "none": no exchange at all."""
+
+    strategy: str
+    wire: str = "fp32"
+    inner_steps: int = 20
+
+    @property
+    def name(self) -> str:
+        rare = f", H={self.inner_steps}" if self.strategy in ("local", "streaming") else ""
+        return f"{self.strategy}{'' if self.wire == 'fp32' else ' ' + self.wire}{rare}"
+
+    def section(self) -> Parallel:
+        strategy: Any = "ddp" if self.strategy == "none" else self.strategy
+        wire: Any = self.wire
+        return Parallel(strategy=strategy, wire=wire, inner_steps=self.inner_steps)
+
+
+ONE_EACH = [
+    Cell("none"),
+    Cell("ddp"),
+    Cell("ddp", "bf16"),
+    Cell("ddp", "int8"),
+    Cell("fsdp"),
+    Cell("local", "bf16"),
+    Cell("local", "int8"),
+    Cell("streaming", "bf16"),
+    Cell("streaming", "int8"),
+    Cell("streaming", "int8", LONG),
+]
+TWO_EACH = [
+    Cell("none"),
+    Cell("ddp"),
+    Cell("two_level"),
+    Cell("two_level", "int8"),
+    Cell("hybrid"),
+    Cell("local", "int8"),
+]
+
+
+# --- one rank of the first part ---------------------------------------------------------------------------------
+
+
+class Sleep(torch.autograd.Function):
+    """A third of the time forward, two thirds backward; the gradient is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, seconds: float) -> Tensor:  # type: ignore[override]
+        time.sleep(seconds / 3)
+        ctx.gradient, ctx.seconds = gradient, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        time.sleep(2 * ctx.seconds / 3)
+        return incoming, ctx.gradient, None, None
+
+
+class Layer(nn.Module):
+    def __init__(self, count: int, seconds: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count))
+        self.gradient = torch.randn(count) * 1e-3
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Sleep.apply(x, self.weight, self.gradient, self.seconds)
+        return result
+
+
+def network_bytes() -> int:
+    rows = Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines()
+    return next(int(row.split(":")[1].split()[8]) for row in rows if row.strip().startswith("eth0:"))
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """Cells come line by line on the standard input of rank 0, answers go to its standard output."""
+    torch.set_num_threads(1)
+    with joined("cpu", 600) as mesh:
+        while True:
+            line = [sys.stdin.readline()] if mesh.is_main else [None]
+            torch.distributed.broadcast_object_list(line)
+            if not line[0]:
+                return
+            request = json.loads(line[0])
+            found = measure(Cell(**request["cell"]), request["seconds"], mesh, options)
+            if mesh.is_main:
+                print(json.dumps(found), flush=True)
+
+
+def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Namespace) -> dict[str, float]:
+    """Steps for about so many seconds, at least one agreement of all fragments and two steps."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS)))
+
+    objective = make()
+    strategy = strategy_for(cell.section(), mesh, lambda whole: list(whole.children()), make)
+    alone = cell.strategy == "none"
+    if not alone:
+        strategy.shard(objective)
+    wrapped = objective if alone else strategy.wrap(objective, compiled=False)
+    step = stepper(strategy, wrapped, objective, alone)
+    strategy.settle(lambda: step(1)) if not alone else step(1)
+    rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1
+    for number in range(1, rare + 1 if rare > 1 else 2):
+        step(number)  # the first exchange has nothing before it
+    strategy.own_state()  # nothing is on its way when counting begins
+    torch.distributed.barrier()
+    start, sent, count = time.perf_counter(), network_bytes(), 0
+    while count < 2 or count % rare or not enough(start, most_seconds, mesh, count, rare):
+        count += 1
+        step(rare + count)
+    strategy.own_state()  # flights are waited for: their bytes belong to these steps
+    torch.distributed.barrier()
+    seconds = time.perf_counter() - start
+    return {"step_seconds": seconds / count, "sent_bytes": (network_bytes() - sent) / count, "steps": count}
+
+
+def enough(start: float, most_seconds: float, mesh: Mesh, count: int, rare: int) -> bool:
+    """Rank 0 decides for all, now and then: asking costs a round trip."""
+    if rare == 1 and count % 5 and time.perf_counter() - start < most_seconds:
+        return False
+    over = [time.perf_counter() - start > most_seconds]
+    torch.distributed.broadcast_object_list(over)
+    return over[0]
+
+
+def stepper(strategy: Strategy, wrapped: nn.Module, objective: nn.Module, alone: bool) -> Callable[[int], None]:
+    x = torch.zeros(1, requires_grad=True)
+
+    def step(number: int) -> None:
+        with nullcontext() if alone else strategy.exchange(wrapped, last=True):
+            wrapped(x).sum().backward()
+        objective.zero_grad(set_to_none=True)
+        if not alone:
+            strategy.after_step(number)
+
+    return step
+
+
+# --- the first part: speed ----------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """The ranks of one layout, on the hosts of a lab."""
+
+    def __init__(self, lab: Lab, each: int, options: argparse.Namespace):
+        own = ["--rank", "--parameters", str(options.parameters), "--compute", str(options.compute)]
+        self.processes = []
+        for number, host in enumerate(lab.hosts):
+            place = Place(number * each, each, each * len(lab.hosts), lab.address("a"), PORT, "eth0")
+            for local in range(each):
+                environment = {
+                    **os.environ,
+                    **place.environment(local),
+                    "OMP_NUM_THREADS": "1",
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",
+                }
+                self.processes.append(
+                    subprocess.Popen(
+                        lab.command(host, sys.executable, __file__, *own),
+                        env=environment,
+                        text=True,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=None if options.verbose else subprocess.DEVNULL,
+                    )
+                )
+
+    def measure(self, cell: Cell, seconds: float) -> dict[str, float]:
+        first = self.processes[0]
+        assert first.stdin
+        assert first.stdout
+        first.stdin.write(json.dumps({"cell": asdict(cell), "seconds": seconds}) + "\n")
+        first.stdin.flush()
+        found: dict[str, float] = json.loads(first.stdout.readline())
+        return found
+
+    def end(self) -> None:
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(timeout=60)
+
+
+def speeds(
+    hosts: int, each: int, cells: list[Cell], rates: list[str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Every cell at every rate. The step without exchange, and what a strategy costs without a limit, calibrate the forecast."""
+    rows: list[dict[str, Any]] = []
+    base, work = 0.0, dict[Cell, float]()
+    with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
+        ranks = Ranks(lab, each, options)
+        for rate in rates:
+            lab.limit(rate)
+            for cell in cells:
+                found = ranks.measure(cell, options.seconds)
+                if cell.strategy == "none":
+                    base = found["step_seconds"]
+                if not rate:  # nothing but the work of the hosts
+                    rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1
+                    work[cell] = max(0.0, found["step_seconds"] - base) * rare / options.parameters
+                setting = plan.Setting(
+                    options.parameters,
+                    0,
+                    hosts,
+                    each,
+                    base,
+                    plan.parse_rate(rate or "1tbit"),
+                    inner_steps=cell.inner_steps,
+                    pack_seconds=work.get(cell, 0.0),
+                    gloo=True,
+                )
+                rows.append(row(setting, rate, cell, found))
+                tell(rows[-1])
+        ranks.end()
+    return rows
+
+
+def row(setting: plan.Setting, rate: str, cell: Cell, found: dict[str, float]) -> dict[str, Any]:
+    """What was measured, beside the forecast."""
+    base = setting.compute_seconds
+    measured = {
+        "hosts": setting.hosts,
+        "ranks_per_host": setting.ranks_per_host,
+        "rate": RATES[rate],
+        "strategy": cell.name,
+        "step_ms": round(1e3 * found["step_seconds"], 1),
+        "exposed_ms": round(1e3 * (found["step_seconds"] - base), 1),
+        "efficiency": round(base / found["step_seconds"], 3),
+        "sent_mb": round(found["sent_bytes"] / 1e6, 3),
+        "steps": found["steps"],
+    }
+    if cell.strategy == "none":
+        return measured
+    forecast = plan.forecast(setting, cell.strategy, cell.wire)
+    measured["predicted_mb"] = round(forecast.sent_bytes / 1e6, 3)
+    measured["bytes_error"] = round(forecast.sent_bytes / found["sent_bytes"] - 1, 4)
+    if rate:
+        measured["predicted_ms"] = round(1e3 * forecast.step_seconds, 1)
+        measured["time_error"] = round(forecast.step_seconds / found["step_seconds"] - 1, 4)
+    return measured
+
+
+HEADS = ["layout", "network", "strategy", "step", "exposed", "efficiency", "sent a step", "predicted", "step predicted"]
+
+
+def tell(found: dict[str, Any]) -> None:
+    predicted = f"{found['predicted_mb']:9.3f} MB ({found['bytes_error']:+.1%})" if "predicted_mb" in found else ""
+    in_time = f"{found['predicted_ms']:9.1f} ms ({found['time_error']:+.1%})" if "predicted_ms" in found else ""
+    print(
+        f"{found['hosts']} x {found['ranks_per_host']}  {found['rate']:11s} {found['strategy']:22s} {found['step_ms']:9.1f} ms "
+        f"{found['exposed_ms']:9.1f} ms exposed {found['efficiency']:6.1%} {found['sent_mb']:9.3f} MB | {predicted} {in_time}",
+        flush=True,
+    )
+
+
+# --- the second part: quality -------------------------------------------------------------------------------------
+
+QUALITY = {
+    "ddp": [],
+    "streaming int8, H=20": ["parallel.strategy=streaming", "parallel.wire=int8"],
+    f"streaming int8, H={LONG}": ["parallel.strategy=streaming", "parallel.wire=int8", f"parallel.inner_steps={LONG}"],
+    "ddp int8": ["parallel.wire=int8"],
+    "local bf16, H=20": ["parallel.strategy=local", "parallel.wire=bf16"],
+}
+
+
+def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, Lab(2, Path(folder)) as lab:
+        work = Path(folder)
+        run_file = work / "run.toml"
+        run_file.write_text(RUN_FILE.format(folder=folder), encoding="utf-8")
+        from dragoman.cli.stages import prepare
+
+        prepare(load_config(run_file))
+        every = max(1, options.steps // 12)
+        common = [f"train.max_steps={options.steps}", f"validation.every={every}", "checkpoint.every=100000"]
+        for name, overrides in list(QUALITY.items())[: options.strategies]:
+            curves = []
+            for seed in options.seeds:
+                own = [f"run.seed={seed}", f"run.folder={work}/runs/{len(rows)}-{seed}"]
+                curves.append(trained(lab, run_file, [*common, *overrides, *own], work))
+            lab.limit("100mbit")
+            slow = [
+                f"run.folder={work}/runs/{len(rows)}-slow",
+                "train.max_steps=40",
+                "validation.every=1000",
+                "train.log_every=20",
+            ]
+            steps = trained(lab, run_file, [*common, *overrides, *slow], work)["step_seconds"]
+            lab.limit("")
+            final = [curve["bleu"][-1][1] for curve in curves]
+            rows.append(
+                {
+                    "strategy": name,
+                    "bleu": [round(score, 2) for score in final],
+                    "bleu_mean": round(statistics.mean(final), 2),
+                    "loss_mean": round(statistics.mean(curve["loss"] for curve in curves), 4),
+                    "sent_mb_per_step": round(statistics.mean(curve["sent_mb"] for curve in curves), 4),
+                    "slow_step_seconds": round(steps, 4),
+                    "curve": curves[0]["bleu"],
+                }
+            )
+            last = rows[-1]
+            print(
+                f"{name:24s} BLEU {last['bleu_mean']:6.2f} {last['bleu']} {last['sent_mb_per_step']:.3f} MB a step",
+                flush=True,
+            )
+    return at_equal_time(rows, options.steps)
+
+
+def trained(lab: Lab, run_file: Path, overrides: list[str], work: Path) -> dict[str, Any]:
+    """One run over both hosts; BLEU over steps, and what host a sent."""
+    config = load_config(run_file, overrides)
+    path = work / "one.toml"
+    path.write_text(to_toml(config), encoding="utf-8")
+    sent = lab.sent_bytes("a")
+    words = lab.dragoman("launch", str(path), "--hosts", "a:1,b:1", "--rsh", str(lab.rsh))
+    result = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = runs.read_rows(runs.RunFolder(config.run.folder).metrics)
+    valid = [row for row in rows if row["kind"] == "valid"]
+    train = [row["step_seconds"] for row in rows if row["kind"] == "train"]
+    return {
+        "bleu": [(row["step"], row["bleu"]) for row in valid],
+        "loss": valid[-1]["loss"],
+        "sent_mb": (lab.sent_bytes("a") - sent) / 1e6 / config.train.max_steps,
+        "step_seconds": statistics.median(train[len(train) // 2 :]),
+    }
+
+
+def at_equal_time(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    """What each had reached, at 100 Mbit/s, when the fastest was done. The learning rate was not made for a shorter run."""
+    seconds = min(row["slow_step_seconds"] for row in rows) * steps
+    for row in rows:
+        reached = [score for step, score in row.pop("curve") if step * row["slow_step_seconds"] <= seconds * 1.001]
+        row["bleu_at_equal_time"] = round(reached[-1], 2) if reached else 0.0
+        row["traffic"] = round(rows[0]["sent_mb_per_step"] / row["sent_mb_per_step"], 1)
+    return rows
+
+
+def main() -> None:
+    options = parse()
+    if options.rank:
+        rank_main(options)
+        return
+    if reason := missing():
+        sys.exit(f"bench/cluster.py {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
+    began = time.time()
+    rows = []
+    for layout in options.layouts if options.only != "quality" else ():
+        hosts, each = map(int, layout.split("x"))
+        cells, rates = (ONE_EACH, list(RATES)) if each == 1 else (TWO_EACH, ["", "1gbit"])
+        rows += speeds(hosts, each, cells, rates, options)
+    scores = [] if options.only == "speed" else quality(options)
+    for score in scores:
+        print(
+            f"{score['strategy']:24s} BLEU {score['bleu_mean']:6.2f} at equal tokens, {score['bleu_at_equal_time']:6.2f} at equal time at "
+            f"100 Mbit/s ({score['slow_step_seconds']:.3f} s a step), traffic {score['traffic']:.0f} times smaller"
+        )
+    facts = {"bench": "cluster", "parameters": options.parameters, "compute_seconds": options.compute}
+    print(json.dumps(facts | {"speed": rows, "quality": scores, "seconds": round(time.time() - began)}))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two hosts, a small model, one seed: minutes")
+    parser.add_argument("--only", choices=["speed", "quality"], default="")
+    parser.add_argument("--layouts", nargs="+", default=["2x1", "4x1", "2x2"], help="hosts x processes on each")
+    parser.add_argument("--parameters", type=int, default=20_000_000)
+    parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--strategies", type=int, default=4, help="of the second part, from the first on")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.parameters, options.compute, options.seconds = 4_000_000, 0.05, 2.0
+        options.seeds, options.steps, options.layouts = [1], 100, options.layouts[:1]
+    return options
+
+
+if __name__ == "__main__":
+    main()

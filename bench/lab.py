@@ -1,0 +1,148 @@
+"""Hosts out of network namespaces, joined by a bridge in a namespace of its own: no packet reaches a real interface.
+
+Each host has its own address (198.18.x.y, set aside for benchmarks), host name, /etc/hosts and rate limits. The command
+lines that run in them are the real ones. Needs root and iproute2; `missing()` says what is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SHELL = """#!/bin/sh
+# rsh HOST COMMAND: as ssh would, in the namespace of that host
+test -e /run/netns/{name}-$1 || {{ echo "rsh: Could not resolve hostname $1" >&2; exit 255; }}
+exec ip netns exec {name}-$1 unshare --uts sh -c 'hostname "$1"; exec sh -c "$2"' sh "$1" "$2"
+"""
+
+
+def missing() -> str:
+    """Why there can be no lab here; empty where there can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "needs iproute2"
+    trial = f"dragoman-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, check=False).returncode == 0
+    linked = f"ip -n {trial} link add t0 type veth peer name t1 && ip -n {trial} link add b0 type bridge"
+    works = made and subprocess.run(linked, shell=True, capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", trial], check=False)
+    return "" if works else "needs network namespaces, veth and bridges"
+
+
+def sh(line: str, *, check: bool = True) -> str:
+    return subprocess.run(line, shell=True, check=check, text=True, stdout=subprocess.PIPE).stdout
+
+
+class Lab:
+    """Hosts a, b, c, ... Use as a context."""
+
+    def __init__(self, hosts: int, folder: Path, rate: str = ""):
+        self.name = f"dm{os.getpid()}"
+        self.switch = f"{self.name}-switch"
+        self.hosts = "abcdefgh"[:hosts]
+        self.network = f"198.18.{os.getpid() % 250 + 1}"
+        self.rate = rate
+        self.rsh = folder / "rsh"
+
+    def address(self, host: str) -> str:
+        return f"{self.network}.{self.hosts.index(host) + 1}"
+
+    def space(self, host: str) -> str:
+        return f"{self.name}-{host}"
+
+    def __enter__(self) -> Lab:
+        self.rsh.write_text(SHELL.format(name=self.name), encoding="utf-8")
+        self.rsh.chmod(self.rsh.stat().st_mode | stat.S_IXUSR)
+        sh(f"ip netns add {self.switch}")
+        sh(f"ip -n {self.switch} link add br0 type bridge stp_state 0 forward_delay 0")
+        sh(f"ip -n {self.switch} link set br0 up")
+        names = "127.0.0.1 localhost\n" + "".join(f"{self.address(host)} {host}\n" for host in self.hosts)
+        for host in self.hosts:
+            space, settings = self.space(host), Path("/etc/netns") / self.space(host)
+            sh(f"ip netns add {space}")
+            settings.mkdir(parents=True)
+            (settings / "hosts").write_text(names, encoding="utf-8")
+            sh(f"ip -n {space} link add eth0 type veth peer name port-{host} netns {self.switch}")
+            sh(f"ip -n {space} addr add {self.address(host)}/24 dev eth0")
+            sh(f"ip -n {space} link set eth0 up; ip -n {space} link set lo up")
+            sh(f"ip -n {self.switch} link set port-{host} master br0; ip -n {self.switch} link set port-{host} up")
+        self.limit(self.rate)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for host in self.hosts:
+            deadline = time.monotonic() + 5.0
+            while (left := self.processes(host)) and time.monotonic() < deadline:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+            sh(f"ip netns del {self.space(host)}", check=False)
+            shutil.rmtree(Path("/etc/netns") / self.space(host), ignore_errors=True)
+        sh(f"ip netns del {self.switch}", check=False)
+
+    def limit(self, rate: str, host: str = "") -> None:
+        """Both directions of every link, or of one host's; "" takes the limit away."""
+        for each in host or self.hosts:
+            for space, device in ((self.space(each), "eth0"), (self.switch, f"port-{each}")):
+                sh(f"tc -n {space} qdisc del dev {device} root 2>/dev/null", check=False)
+                if rate:
+                    sh(f"tc -n {space} qdisc add dev {device} root tbf rate {rate} burst 128kb latency 40ms")
+
+    def cut(self, host: str) -> None:
+        """The cable is pulled: no goodbye of any kind."""
+        sh(f"ip -n {self.switch} link set port-{host} down")
+
+    def mend(self, host: str) -> None:
+        sh(f"ip -n {self.switch} link set port-{host} up")
+
+    def close_port(self, host: str, port: int) -> None:
+        """A firewall on this host drops what comes to a port."""
+        space = self.space(host)
+        sh(f"ip netns exec {space} nft add table inet wall")
+        sh(f"ip netns exec {space} nft 'add chain inet wall in {{ type filter hook input priority 0; }}'")
+        sh(f"ip netns exec {space} nft add rule inet wall in tcp dport {port} drop")
+
+    def open_ports(self, host: str) -> None:
+        sh(f"ip netns exec {self.space(host)} nft delete table inet wall")
+
+    def sent_bytes(self, host: str) -> int:
+        rows = sh(f"ip netns exec {self.space(host)} cat /proc/net/dev").splitlines()
+        return next(int(row.split(":")[1].split()[8]) for row in rows if row.strip().startswith("eth0:"))
+
+    def processes(self, host: str) -> list[int]:
+        found = sh(f"ip netns pids {self.space(host)} 2>/dev/null", check=False)
+        return [int(pid) for pid in found.split()]
+
+    def left_behind(self) -> list[int]:
+        """Processes in any host, after those that are on their way out have gone."""
+        deadline = time.monotonic() + 5.0
+        while (left := [pid for host in self.hosts for pid in self.processes(host)]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def command(self, host: str, *words: str) -> list[str]:
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.space(host),
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname "$0"; exec "$@"',
+            host,
+            *words,
+        ]
+
+    def dragoman(self, *words: str, host: str = "a") -> list[str]:
+        """dragoman on a host, with the remote shell that knows the others."""
+        return self.command(host, sys.executable, "-m", "dragoman", *words)

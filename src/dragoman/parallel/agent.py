@@ -1,0 +1,146 @@
+"""The far end of `dragoman launch` and `dragoman doctor`: one process a host, at the end of ssh or of any other command that
+runs another one elsewhere. It does what it is asked, line by line, and when the line is cut it ends every rank it started.
+
+request   {"ask": 3, "do": "look", ...}               on standard input
+answer    @dragoman {"ask": 3, ...}                   on standard output; what a login shell says beside it has no such mark
+message   @dragoman {"rank": 1, "line": "..."}        while ranks run; {"ended": 0, ...} when they are done
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dragoman.parallel import network
+from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place
+
+MARK = "@dragoman "
+SILENCE_SECONDS = 60.0  # without a word from the launcher: it is gone, or the network between us is
+
+Message = dict[str, Any]
+
+
+class Agent:
+    """`inspect` says what this host has for a run file."""
+
+    def __init__(self, inspect: Callable[[Path], Message]):
+        self.inspect = inspect
+        self.requests: queue.Queue[Message | None] = queue.Queue()
+        self.writing = threading.Lock()
+        self.crew: Crew | None = None
+        self.listener: network.Listener | None = None
+        self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
+        self.run_file = Path(self.files.name) / "run.toml"
+        self.heard = time.monotonic()
+
+    def serve(self) -> None:
+        threading.Thread(target=self.read, daemon=True).start()
+        try:
+            while self.take_turn():
+                pass
+        finally:
+            if self.crew:
+                self.crew.end()
+            self.files.cleanup()
+
+    def read(self) -> None:
+        for line in sys.stdin:
+            self.requests.put(json.loads(line))
+        self.requests.put(None)
+
+    def take_turn(self) -> bool:
+        """One request, or a look at the ranks; False when the launcher is gone."""
+        try:
+            request = self.requests.get(timeout=LOOK_SECONDS)
+            self.heard = time.monotonic()
+        except queue.Empty:
+            self.watch()
+            return time.monotonic() - self.heard < SILENCE_SECONDS
+        if request is None:
+            return False
+        if "ask" in request:
+            self.answer(request)
+        return True
+
+    def answer(self, request: Message) -> None:
+        """Every failure is an answer too: the launcher puts the name of the host before it."""
+        try:
+            found = getattr(self, f"do_{request['do']}")(request)
+        except Exception as error:
+            found = {"error": " ".join(str(error).split()) or type(error).__name__}
+        self.say({"ask": request["ask"]} | found)
+
+    def say(self, message: Message) -> None:
+        with self.writing:
+            print(MARK + json.dumps(message), flush=True)
+
+    def watch(self) -> None:
+        if self.crew and (outcome := self.crew.look()):
+            self.crew = None
+            self.say({"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank})
+
+    # --- what can be asked ---
+
+    def do_look(self, request: Message) -> Message:
+        versions = {name: metadata.version(name) for name in ("torch", "numpy")}
+        versions["python"] = ".".join(map(str, sys.version_info[:3]))
+        addresses = {name: own for name in psutil.net_if_addrs() if (own := network.address_of(name))}
+        self.run_file.write_text(request["toml"], encoding="utf-8")
+        found = self.inspect(self.run_file)
+        versions = {"dragoman": found.pop("dragoman")} | versions
+        return {"addresses": addresses, "versions": versions} | found
+
+    def do_speed(self, request: Message) -> Message:
+        return {"mbit": network.link_mbit(request["interface"])}
+
+    def do_clock(self, request: Message) -> Message:
+        return {"time": time.time()}
+
+    def do_listen(self, request: Message) -> Message:
+        """For the others to find out whether they reach this host; at a port that training will use, when one is named."""
+        self.listener = network.Listener(request["port"])
+        return {"port": self.listener.port, "token": self.listener.token}
+
+    def do_deaf(self, request: Message) -> Message:
+        if self.listener:
+            self.listener.close()
+        return {}
+
+    def do_reach(self, request: Message) -> Message:
+        return {"found": network.reach(request["addresses"], request["port"], request["token"])}
+
+    def do_measure(self, request: Message) -> Message:
+        return network.measure(request["address"], request["port"], request["duration"])
+
+    def do_start(self, request: Message) -> Message:
+        """Ranks that run a command on the configuration that came with the request."""
+        arguments = [str(self.run_file) if word == "RUN_FILE" else word for word in request["arguments"]]
+        os.environ.update(request["environment"])
+        place = Place(**request["place"])
+        self.crew = Crew(place, arguments, attempt=request["attempt"], say=self.pass_on)
+        return {"pids": [process.pid for process in self.crew.processes]}
+
+    def pass_on(self, rank: int, line: str) -> None:
+        self.say({"rank": rank, "line": line})
+
+    def do_signal(self, request: Message) -> Message:
+        if self.crew:
+            self.crew.hand_on(request["number"])
+        return {}
+
+    def do_end(self, request: Message) -> Message:
+        """Ranks that lost those of another host: a moment to notice it by themselves, then they are ended."""
+        if self.crew:
+            self.crew.failed_at = min(self.crew.failed_at, time.monotonic())
+        return {}

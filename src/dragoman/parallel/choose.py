@@ -1,0 +1,22 @@
+"""From parallel.strategy to the class that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from dragoman.config.schema import Parallel
+from dragoman.parallel.local import Local
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.sharded import Blocks, Sharded
+from dragoman.parallel.strategy import Strategy
+
+
+def strategy_for(section: Parallel, mesh: Mesh, blocks: Blocks, twin: Callable[[], nn.Module]) -> Strategy:
+    """One process has nobody to share with, whatever the strategy."""
+    if mesh.world > 1 and section.strategy in ("fsdp", "hybrid"):
+        return Sharded(section, mesh, blocks, twin)
+    if mesh.world > 1 and section.strategy in ("local", "streaming"):
+        return Local(section, mesh)
+    return Strategy(section, mesh)

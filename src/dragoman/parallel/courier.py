@@ -1,0 +1,44 @@
+"""Exchanges that run beside the computing, in the order in which they were handed in: on all ranks the same, so nobody waits for
+somebody who waits for him. On a CPU a thread does them, as gloo holds up whoever calls it; on a GPU a stream of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+Work = Callable[[], Tensor]
+
+
+class Courier:
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.waiting: queue.SimpleQueue[tuple[Work, Future[Tensor]]] = queue.SimpleQueue()
+        if self.stream is None:
+            threading.Thread(target=self.run, name="courier", daemon=True).start()
+
+    def hand_in(self, work: Work) -> Future[Tensor]:
+        """Its result in time. Waiting for it waits for the exchange; on a GPU only the stream does."""
+        if self.stream is None:
+            future: Future[Tensor] = Future()
+            self.waiting.put((work, future))
+            return future
+        future = Future(devices=[self.device])
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            future.set_result(work())
+        return future
+
+    def run(self) -> None:
+        while True:
+            work, future = self.waiting.get()
+            try:
+                future.set_result(work())
+            except Exception as error:  # raised where the result is waited for
+                future.set_exception(error)  # type: ignore[arg-type]  # it is meant for errors

@@ -1,0 +1,362 @@
+"""One run on several hosts, started from one of them or from anywhere else: an agent on each, reached by ssh or by any other
+command that runs a command elsewhere. What would stop the run is found before a rank starts, and said with the host's name.
+
+connect -> look (versions, data, interfaces) -> meet (who reaches whom, over which address) -> start -> watch -> end
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dragoman.errors import ConfigError, TrainingError
+from dragoman.parallel import network
+from dragoman.parallel.agent import MARK, Message
+from dragoman.parallel.launch import listening, resumed, worth_another
+from dragoman.parallel.ranks import Place
+
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
+ANSWER_SECONDS = 25.0
+BEAT_SECONDS = 5.0  # between two signs of life to the agents
+RETURN_SECONDS = 60.0  # for a host that is started again to be reachable
+LAST_WORDS = 4  # lines of what the remote shell said
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the user said about the hosts."""
+
+    hosts: list[tuple[str, int]]  # name, ranks; 0: as many as it has GPUs
+    shell: str = SSH
+    folder: str = "."
+    python: str = "python3"
+    interface: str = ""
+    port: int = 0
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """a:2,b:2 or a,b"""
+    hosts = []
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        name, colon, count = part.partition(":")
+        if not name or (colon and not (count.isdigit() and int(count))):
+            raise ConfigError([f"{part!r} is not a host; write NAME or NAME:PROCESSES, with commas between"], "--hosts")
+        hosts.append((name, int(count) if colon else 0))
+    names = [name for name, _ in hosts]
+    if not hosts or len(set(names)) < len(names):
+        raise ConfigError([f"{text!r} names {'a host twice' if hosts else 'no host'}"], "--hosts")
+    return hosts
+
+
+@dataclass
+class Host:
+    """One of them, as seen from the launcher."""
+
+    name: str
+    ranks: int
+    facts: Message = field(default_factory=dict)
+    interface: str = ""
+    address: str = ""
+    port: int = 0  # at which it listens while hosts meet
+    ended: Message | None = None
+
+    def connect(self, command: list[str], inbox: queue.Queue[tuple[Host, Message]]) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, errors="replace", start_new_session=True, **pipes)
+        self.answers: dict[int, queue.Queue[Message]] = {}
+        self.words: list[str] = []
+        self.asked = 0
+        threads = [threading.Thread(target=self.read, args=(inbox,), daemon=True)]
+        threads.append(threading.Thread(target=self.overhear, daemon=True))
+        for thread in threads:
+            thread.start()
+
+    def read(self, inbox: queue.Queue[tuple[Host, Message]]) -> None:
+        for line in self.process.stdout or ():
+            if not line.startswith(MARK):
+                self.words.append(line.strip())
+                continue
+            message = json.loads(line.removeprefix(MARK))
+            if "ask" in message:
+                self.answers[message["ask"]].put(message)
+            else:
+                inbox.put((self, message))
+        inbox.put((self, {"lost": True}))
+
+    def overhear(self) -> None:
+        for line in self.process.stderr or ():
+            self.words.append(line.strip())
+
+    def send(self, message: Message) -> None:
+        with suppress(OSError):  # it is gone: whoever waits for it learns that by itself
+            assert self.process.stdin
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def ask(self, do: str, seconds: float = ANSWER_SECONDS, **details: Any) -> Message:
+        self.asked += 1
+        number, answer = self.asked, queue.Queue[Message]()
+        self.answers[number] = answer
+        self.send({"ask": number, "do": do, **details})
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(queue.Empty):
+                found = answer.get(timeout=0.1)
+                if "error" in found:
+                    raise self.error(found["error"])
+                return found
+            if self.process.poll() is not None and answer.empty():
+                time.sleep(0.2)  # for its last words
+                raise self.unreachable()
+        raise self.error(f"did not answer within {seconds:.0f} s; is it overloaded, or its file system hanging?")
+
+    def error(self, reason: str) -> TrainingError:
+        return TrainingError(f"host {self.name}: {reason}")
+
+    def unreachable(self) -> TrainingError:
+        """Why the agent could not be started, in one line with a remedy."""
+        said = " / ".join([word for word in self.words if word][-LAST_WORDS:])
+        if "No module named" in said or "not found" in said:
+            return self.error(
+                f"its Python cannot start dragoman ({said}); install the same version there, or name a Python that has it with --python"
+            )
+        if "cd:" in said:
+            return self.error(f"{said}; name a folder that it has with --folder")
+        remedy = f"try: {' '.join(self.process.args[:-1])} true"  # type: ignore[index,arg-type]
+        return self.error(f"cannot be reached ({said or f'code {self.process.poll()}'}); {remedy}")
+
+    def leave(self) -> None:
+        with suppress(OSError):
+            if self.process.stdin:
+                self.process.stdin.close()  # the agent ends its ranks and itself
+        try:
+            self.process.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Fleet:
+    """All hosts of one attempt. Use as a context: leaving it ends every process on every host."""
+
+    def __init__(self, cluster: Cluster, toml: str, received: list[int]):
+        self.cluster, self.toml, self.received = cluster, toml, received
+        self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
+        self.hosts = [Host(name, ranks) for name, ranks in cluster.hosts]
+        self.port = cluster.port
+
+    def __enter__(self) -> Fleet:
+        agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
+        for host in self.hosts:
+            host.connect([*shlex.split(self.cluster.shell), host.name, agent], self.inbox)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.each(Host.leave)
+
+    def each(self, work: Callable[[Host], Any]) -> list[Any]:
+        """On all hosts at once; the first error in their order is raised when all are done."""
+        results: dict[str, Any] = {}
+
+        def run(host: Host) -> None:
+            try:
+                results[host.name] = work(host)
+            except Exception as error:
+                results[host.name] = error
+
+        threads = [threading.Thread(target=run, args=(host,)) for host in self.hosts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [results[host.name] for host in self.hosts]
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return found
+
+    # --- before anything starts ---
+
+    def look(self) -> None:
+        """Ask every host what it has."""
+
+        def one(host: Host) -> None:
+            host.facts = host.ask("look", toml=self.toml)
+            host.ranks = host.ranks or max(1, len(host.facts["gpus"]))
+
+        self.each(one)
+
+    def check_same(self) -> None:
+        """Differences that would end in wrong results or a hang are errors."""
+        first = self.hosts[0]
+        for host in self.hosts:
+            for name, version in host.facts["versions"].items():
+                expected = first.facts["versions"][name]
+                if version != expected:
+                    raise host.error(
+                        f"has {name} {version}, host {first.name} has {expected}; install the same on both"
+                    )
+        for host in self.hosts:
+            if host.facts["problem"]:
+                raise host.error(host.facts["problem"])
+            if host.facts["data_digest"] != first.facts["data_digest"]:
+                raise host.error(
+                    f"its prepared data is not that of host {first.name} (digest {host.facts['data_digest'][:12]}, not "
+                    f"{first.facts['data_digest'][:12]}); copy the folder of host {first.name} there"
+                )
+
+    def meet(self) -> None:
+        """Choose an address of every host that all others reach; the port of host 0 is tried by the same token."""
+        if len(self.hosts) == 1:
+            only = self.hosts[0]
+            only.interface = self.cluster.interface or "lo"
+            only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
+            self.port = only.ask("listen", port=self.port)["port"]
+            return
+        ports = self.each(lambda host: host.ask("listen", port=self.cluster.port if host is self.hosts[0] else 0))
+        for host, listening_at in zip(self.hosts, ports, strict=True):
+            self.choose_address(host, listening_at)
+        self.port = ports[0]["port"]
+
+    def stop_listening(self) -> None:
+        self.each(lambda host: host.ask("deaf"))
+
+    def own_addresses(self, host: Host) -> dict[str, str]:
+        addresses: dict[str, str] = host.facts["addresses"]
+        wanted = self.cluster.interface
+        if not wanted:
+            return {name: addresses[name] for name in network.candidates(addresses)}
+        if wanted not in addresses:
+            known = ", ".join(f"{name} ({address})" for name, address in addresses.items())
+            raise host.error(f"has no interface {wanted} that is up; it has {known}. Name one of them with --interface")
+        return {wanted: addresses[wanted]}
+
+    def choose_address(self, host: Host, listening_at: Message) -> None:
+        addresses = self.own_addresses(host)
+        host.port = listening_at["port"]
+        listener: dict[str, Any] = {"port": listening_at["port"], "token": listening_at["token"]}
+        others = [other for other in self.hosts if other is not host]
+        found = self.each(
+            lambda other: {} if other is host else other.ask("reach", addresses=list(addresses.values()), **listener)
+        )
+        tried = [answer["found"] for answer in found if answer]
+        for interface, address in addresses.items():
+            if not any(result[address] for result in tried):
+                host.interface, host.address = interface, address
+                return
+        for other, result in zip(others, tried, strict=True):
+            reasons = "; ".join(f"{address}: {why}" for address, why in result.items() if why)
+            if reasons or not result:
+                raise other.error(
+                    f"cannot connect to host {host.name} at port {listener['port']} ({reasons or 'it has no address'}); open TCP between "
+                    "the hosts, in both directions, or name another network with --interface, another port with --port"
+                )
+
+    # --- a run ---
+
+    def start(self, arguments: list[str], environment: dict[str, str], attempt: int) -> None:
+        world, first = sum(host.ranks for host in self.hosts), 0
+        starting = {}
+        for host in self.hosts:
+            starting[host.name] = Place(first, host.ranks, world, self.hosts[0].address, self.port, host.interface)
+            first += host.ranks
+        shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
+        self.each(lambda host: host.ask("start", place=starting[host.name].as_dict(), **shared))
+
+    def watch(self) -> tuple[int, str]:
+        """Until all hosts have ended; returns the exit code and the line of whoever failed."""
+        handed_on, beat = 0, 0.0
+        verdict: tuple[int, str] = (0, "")
+        while any(host.ended is None for host in self.hosts):
+            for number in self.received[handed_on:]:
+                handed_on += 1
+                self.tell("signal", number=number)
+            if time.monotonic() - beat > BEAT_SECONDS:
+                beat = time.monotonic()
+                self.tell("beat")
+            with suppress(queue.Empty):
+                host, message = self.inbox.get(timeout=0.2)
+                failure = self.hear(host, message)
+                if failure and (not verdict[0] or (failure[0] == 2 != verdict[0])):
+                    if not verdict[0] and not self.received:
+                        self.tell("end")
+                    verdict = failure
+        return verdict
+
+    def tell(self, do: str, **details: Any) -> None:
+        """Without waiting for an answer: a host may be gone."""
+        for host in self.hosts:
+            if host.ended is None:
+                ask = {} if do == "beat" else {"ask": 0}
+                host.answers.setdefault(0, queue.Queue())
+                host.send({**ask, "do": do, **details})
+
+    def hear(self, host: Host, message: Message) -> tuple[int, str] | None:
+        """A line of a rank is shown; the end of a host is noted; a failure is returned."""
+        if "rank" in message:
+            print(f"[{host.name}/{message['rank']}] {message['line']}", flush=True)
+        elif "ended" in message:
+            host.ended = message
+            if message["ended"]:
+                line = message["line"].removeprefix("dragoman: ")
+                return int(message["ended"]), f"host {host.name}, rank {message['failed_rank']}: {line}"
+        elif message.get("lost") and host.ended is None:
+            host.ended = message
+            return 1, f"host {host.name}: the connection was lost ({' / '.join(host.words[-2:]) or 'it said nothing'})"
+        return None
+
+
+def launch_on_hosts(
+    cluster: Cluster, toml: str, arguments: list[str], environment: dict[str, str], restarts: int
+) -> int:
+    """Run `dragoman ARGUMENTS` on all hosts, RUN_FILE standing for the configuration; returns the exit code. After a failure
+    that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
+    with listening() as received:
+        for attempt in range(restarts + 1):
+            code, line = attempt_on_hosts(cluster, toml, resumed(arguments, attempt), environment, attempt, received)
+            if received:
+                return 128 + received[0]
+            if line:
+                print(f"dragoman: {line}", file=sys.stderr)
+            if not worth_another(code):
+                return code
+            if attempt < restarts:
+                print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+    return code
+
+
+def attempt_on_hosts(
+    cluster: Cluster, toml: str, arguments: list[str], environment: dict[str, str], attempt: int, received: list[int]
+) -> tuple[int, str]:
+    deadline = time.monotonic() + (RETURN_SECONDS if attempt else 0.0)
+    while True:
+        try:
+            with Fleet(cluster, toml, received) as fleet:
+                fleet.look()
+                fleet.check_same()
+                fleet.meet()
+                fleet.stop_listening()
+                told = ", ".join(
+                    f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in fleet.hosts
+                )
+                print(f"hosts: {told}; rank 0 listens at port {fleet.port}", flush=True)
+                fleet.start(arguments, environment, attempt)
+                return fleet.watch()
+        except TrainingError:
+            if received or time.monotonic() > deadline:
+                raise
+            time.sleep(2.0)
+
+
+def with_ranks(cluster: Cluster, count: int) -> Cluster:
+    """The same hosts with so many ranks each: the doctor needs one."""
+    return replace(cluster, hosts=[(name, count) for name, _ in cluster.hosts])

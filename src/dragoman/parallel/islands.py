@@ -1,0 +1,46 @@
+"""Which ranks are close to each other. An island is a set of ranks joined by a fast network, one host as a rule; its first rank
+speaks with the first ranks of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from dragoman.errors import TrainingError
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.reduce import gather
+
+
+@dataclass(frozen=True)
+class Islands:
+    ranks: list[list[int]]  # of every island
+    own: int  # index of the island of this rank
+    # Each group is used by one thread only: exchanges of two threads would meet in another order on another rank.
+    within: dist.ProcessGroup | None  # the ranks of one's own island, for the courier
+    gradients: dist.ProcessGroup | None  # the same ranks, for DDP
+    between: dist.ProcessGroup | None  # the first ranks of all islands, for the courier
+
+    @property
+    def leads(self) -> bool:
+        return dist.get_rank() == self.ranks[self.own][0]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks[self.own])
+
+
+def found(mesh: Mesh, ranks_per_island: int) -> Islands:
+    """By hosts, or so many ranks each. Every rank must reach this line."""
+    starts = [rank for rank, local in enumerate(gather(mesh, mesh.local_rank)) if local == 0]
+    if ranks_per_island:
+        if mesh.world % ranks_per_island:
+            raise TrainingError(
+                f"parallel.ranks_per_island = {ranks_per_island} does not divide the {mesh.world} ranks; choose a divisor"
+            )
+        starts = list(range(0, mesh.world, ranks_per_island))
+    ranks = [list(range(start, end)) for start, end in pairwise([*starts, mesh.world])]
+    own = next(index for index, members in enumerate(ranks) if mesh.rank in members)
+    within, gradients = ([dist.new_group(members) for members in ranks][own] for _ in range(2))  # all make all groups
+    return Islands(ranks, own, within, gradients, dist.new_group([members[0] for members in ranks]))

@@ -1,0 +1,152 @@
+"""Addresses, and whether and how fast another host is reached over them: plain sockets, no torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+import psutil
+
+from dragoman.errors import TrainingError
+from dragoman.parallel.launch import free_port
+
+REACH_SECONDS = 4.0
+TOKEN_BYTES = 16
+PIECE = b"\0" * 2**18
+PINGS = 10
+LAST_CHOICE = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman")  # no other machine is behind them
+
+
+def address_of(interface: str) -> str | None:
+    """Its IPv4 address, where it has one and is up."""
+    status = psutil.net_if_stats().get(interface)
+    found = [entry.address for entry in psutil.net_if_addrs().get(interface, []) if entry.family == socket.AF_INET]
+    return found[0] if found and status and status.isup else None
+
+
+def candidates(addresses: dict[str, str]) -> list[str]:
+    """Interfaces that may lead to other hosts, the likeliest first. Loopback never does."""
+    names = [name for name, address in addresses.items() if not address.startswith("127.")]
+    return sorted(names, key=lambda name: name.startswith(LAST_CHOICE))
+
+
+def link_mbit(interface: str) -> int | None:
+    """What the interface says about itself; virtual ones say nothing or nonsense."""
+    status = psutil.net_if_stats().get(interface)
+    return status.speed if status and 0 < status.speed < 2**20 else None
+
+
+class Listener:
+    """Tells whoever connects who it is (other machines may have the same private address), then answers what is asked: `p`
+    is sent back at once, and `b` starts a stream of bytes that is counted until it ends."""
+
+    def __init__(self, port: int = 0):
+        try:
+            port = port or free_port("")
+            self.socket = socket.create_server(("", port), backlog=64)
+        except OSError as error:
+            reason = "is in use by another program" if "in use" in str(error) else f"cannot be used ({error.strerror})"
+            raise TrainingError(f"port {port} {reason}; leave --port out, or name one that is free") from None
+        self.port = int(self.socket.getsockname()[1])
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(self.token.encode())
+                while kind := connection.recv(1):
+                    if kind == b"b":
+                        count_bytes(connection)
+                        return
+                    connection.sendall(kind)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+def count_bytes(connection: socket.socket) -> None:
+    """Receive to the end, then say how many bytes came in how many seconds."""
+    buffer = bytearray(len(PIECE))
+    total, start = 0, time.perf_counter()
+    while count := connection.recv_into(buffer):
+        total += count
+    connection.sendall(struct.pack("!Qd", total, time.perf_counter() - start))
+
+
+def connected(address: str, port: int) -> tuple[socket.socket, str]:
+    """A connection and the token of whoever answered."""
+    connection = socket.create_connection((address, port), timeout=REACH_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection, read_exactly(connection, TOKEN_BYTES).decode(errors="replace")
+
+
+def read_exactly(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        piece = connection.recv(count - len(found))
+        if not piece:
+            raise OSError("the connection was closed")
+        found += piece
+    return found
+
+
+def reach(addresses: list[str], port: int, token: str) -> dict[str, str]:
+    """Per address: "" where the host that is meant answered, or why not. All are tried at once."""
+    found: dict[str, str] = {}
+
+    def attempt(address: str) -> None:
+        try:
+            connection, answer = connected(address, port)
+            connection.close()
+            found[address] = "" if answer == token else "another machine answered there"
+        except TimeoutError:
+            found[address] = f"no answer within {REACH_SECONDS:.0f} s"
+        except OSError as error:
+            found[address] = error.strerror or str(error)
+
+    threads = [threading.Thread(target=attempt, args=(address,)) for address in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def measure(address: str, port: int, seconds: float) -> dict[str, Any]:
+    """Round trips and bytes per second to a listener of another host, one stream."""
+    connection, _ = connected(address, port)
+    with connection:
+        trips = [trip(connection) for _ in range(PINGS)]
+        connection.sendall(b"b")
+        end = time.perf_counter() + seconds
+        connection.settimeout(30.0)
+        while time.perf_counter() < end:
+            connection.sendall(PIECE)
+        connection.shutdown(socket.SHUT_WR)
+        total, spent = struct.unpack("!Qd", read_exactly(connection, 16))
+    return {"round_trip_seconds": min(trips), "bytes_per_s": total / spent, "pid": os.getpid()}
+
+
+def trip(connection: socket.socket) -> float:
+    start = time.perf_counter()
+    connection.sendall(b"p")
+    read_exactly(connection, 1)
+    return time.perf_counter() - start

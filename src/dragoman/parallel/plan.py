@@ -1,0 +1,160 @@
+"""What a step will cost on so many hosts over such a network, for every strategy: bytes, seconds, efficiency. No torch: the
+arithmetic of docs/distributed.md, checked against the counters of interfaces in bench/cluster.py.
+
+step = compute + exposed, where exposed is what the exchange takes beyond the computing that it runs beside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dragoman.errors import DragomanError
+
+BUCKET_BYTES = 25 * 2**20  # of gradients that DDP exchanges at once
+BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
+GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
+ALMOST = 1.05  # a strategy that makes the same updates is taken when no other is faster by more
+UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Model, machines and network. `compute_seconds`: of one step, without any exchange."""
+
+    parameters: int
+    gathered_once: int  # parameters outside of blocks: FSDP keeps them from the forward pass to the backward pass
+    hosts: int
+    ranks_per_host: int
+    compute_seconds: float
+    bytes_per_s: float  # of one host's link, each way
+    latency_seconds: float = 0.0
+    micro_batches: int = 1
+    inner_steps: int = 20
+    fragments: int = 4
+    backward_share: float = 2 / 3
+    pack_seconds: float = 0.0  # of work of the host for every number that is exchanged
+    gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+
+@dataclass(frozen=True)
+class Forecast:
+    strategy: str
+    wire: str
+    exact: bool  # the same updates as one process
+    sent_bytes: float  # a step and host
+    exchange_seconds: float  # a step
+    exposed_seconds: float
+    step_seconds: float
+    efficiency: float
+
+    @property
+    def name(self) -> str:
+        return self.strategy if self.wire == "fp32" else f"{self.strategy}, {self.wire}"
+
+
+def ring(members: int) -> float:
+    """How often every number leaves a host when `members` add up theirs in a ring."""
+    return 2.0 * (members - 1) / members
+
+
+def sent_bytes(setting: Setting, strategy: str, wire: str) -> float:
+    """Leaving one host in one step. A ring of ranks crosses between two hosts once in each direction."""
+    count, ranks, hosts = setting.parameters, setting.ranks, setting.hosts
+    if hosts == 1:
+        return 0.0
+    if strategy == "ddp" and wire == "int8":
+        scattered = setting.ranks_per_host * (ranks - setting.ranks_per_host) / ranks
+        return (scattered + (ranks - 1) / ranks) * count * BYTES[wire]
+    if strategy == "ddp":
+        return ring(ranks) * count * BYTES[wire]
+    if strategy == "fsdp":
+        gathered = setting.micro_batches * (2 * count - setting.gathered_once)
+        scattered = 2 * count if setting.gloo else count
+        return (gathered + scattered) * (ranks - 1) / ranks * BYTES["fp32"]
+    between = ring(hosts) * count * BYTES[wire]
+    return between / setting.inner_steps if strategy in ("local", "streaming") else between
+
+
+def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
+    """Of one step: bytes at the rate of the link, a round for every bucket and member, and the host's own work."""
+    if setting.hosts == 1:
+        return 0.0
+    rare = setting.inner_steps if strategy in ("local", "streaming") else 1
+    members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
+    parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
+    rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
+    packing = setting.parameters * setting.pack_seconds / rare
+    return sent_bytes(setting, strategy, wire) / setting.bytes_per_s + rounds + packing
+
+
+def buckets(setting: Setting) -> int:
+    return 1 + -(-4 * setting.parameters // BUCKET_BYTES)  # the first one is small
+
+
+def exposed(setting: Setting, strategy: str, seconds: float) -> float:
+    """What is left of an exchange when the computing beside it is done."""
+    if strategy == "local":
+        return seconds
+    if strategy == "streaming":  # a fragment has the time until the next is sent
+        return max(0.0, seconds - setting.compute_seconds)
+    if strategy in ("fsdp", "hybrid") and setting.gloo:
+        return seconds
+    if strategy == "fsdp":  # gathers run beside the forward pass too
+        return max(0.0, seconds - setting.compute_seconds)
+    last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
+    window = setting.backward_share * setting.compute_seconds * (1 - 1 / buckets(setting))
+    return max(last, seconds - window)
+
+
+def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:
+    seconds = exchange_seconds(setting, strategy, wire)
+    waiting = exposed(setting, strategy, seconds)
+    step = setting.compute_seconds + waiting
+    exact = strategy not in ("local", "streaming") and wire == "fp32"
+    sent = sent_bytes(setting, strategy, wire)
+    return Forecast(strategy, wire, exact, sent, seconds, waiting, step, setting.compute_seconds / step)
+
+
+ALL = [
+    *(("ddp", wire) for wire in BYTES),
+    *(("two_level", wire) for wire in BYTES),
+    ("fsdp", "fp32"),
+    ("hybrid", "fp32"),
+    *((strategy, wire) for strategy in ("local", "streaming") for wire in ("bf16", "int8")),
+]
+
+
+def forecasts(setting: Setting) -> list[Forecast]:
+    """Two levels are one where a host has one rank."""
+    several = setting.ranks_per_host > 1
+    chosen = [each for each in ALL if several or each[0] not in ("two_level", "hybrid")]
+    return [forecast(setting, *each) for each in chosen]
+
+
+def recommended(choices: list[Forecast]) -> Forecast:
+    """The fastest; but one that makes the same updates where it is almost as fast, and the plainest of these."""
+    fastest = min(choices, key=lambda each: each.step_seconds)
+
+    def almost(accepted: Callable[[Forecast], bool]) -> Forecast | None:
+        near = [each for each in choices if accepted(each) and each.step_seconds <= ALMOST * fastest.step_seconds]
+        return near[0] if near else None
+
+    exact = almost(lambda each: each.exact)
+    every_step = almost(lambda each: each.strategy not in ("local", "streaming"))
+    return exact or every_step or fastest
+
+
+def parse_rate(text: str) -> float:
+    """1gbit, 100 Mbit/s, 25Gbit -> bytes per second that are left for data."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?bit)(/s|ps)?\s*", text, re.IGNORECASE)
+    try:
+        assert found
+        return float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT
+    except (AssertionError, ValueError):
+        raise DragomanError(f"--bandwidth {text!r}: write it as 1gbit, 100mbit or 25gbit") from None

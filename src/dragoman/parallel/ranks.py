@@ -1,0 +1,174 @@
+"""The ranks of one host: started together, watched, ended together. The error of the one that failed first comes back as
+one line. No rendezvous: who starts them knows where each stands, so there is nothing to agree on and nothing to get stale.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
+LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
+GRACE_SECONDS = 5.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
+STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of one host stand among all."""
+
+    first: int  # rank
+    count: int  # ranks on this host
+    world: int  # ranks on all hosts
+    address: str  # of the host of rank 0
+    port: int
+    interface: str = ""  # that leads to the other hosts
+
+    def environment(self, local: int) -> dict[str, str]:
+        """What torchrun would set, and the interface by name: a guess is wrong on every second machine."""
+        own = {
+            "RANK": str(self.first + local),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self.count),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+        if self.interface:
+            own |= {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": f"={self.interface}"}
+        return own
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int = 0
+    line: str = ""  # of the rank that failed
+    rank: int = -1
+
+
+Say = Callable[[int, str], None]  # rank, line
+
+
+def die_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+class Crew:
+    """`python -m dragoman ARGUMENTS` in several ranks of this host."""
+
+    def __init__(self, place: Place, arguments: list[str], *, attempt: int = 0, say: Say | None = None):
+        self.place = place
+        self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
+        shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
+        shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+        self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
+        self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
+        self.failed_at = float("inf")
+        self.handed_on = 0
+
+    def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> subprocess.Popen[str]:
+        own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
+        command = [sys.executable, "-m", "dragoman", *arguments]
+        out = subprocess.PIPE if say else None
+        # A session of its own: Ctrl-C at the terminal reaches it through `hand_on` alone, once.
+        process = subprocess.Popen(
+            command,
+            env=shared | own,
+            stdout=out,
+            stderr=subprocess.STDOUT if say else None,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        if say:
+            threading.Thread(target=pass_lines, args=(process, self.place.first + local, say), daemon=True).start()
+        return process
+
+    def error_file(self, local: int) -> Path:
+        return Path(self.files.name) / f"rank-{local}.json"
+
+    def hand_on(self, number: int) -> None:
+        self.handed_on += 1
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def look(self) -> Outcome | None:
+        """How it ended, or None while it goes on. Ranks that lost another are ended after a while."""
+        for local, process in enumerate(self.processes):
+            rank, code = self.place.first + local, process.poll()
+            if code and rank not in dict(self.failed):
+                self.failed.append((rank, code))
+                self.failed_at = min(self.failed_at, time.monotonic())
+        if any(process.poll() is None for process in self.processes):
+            patience = STOP_SECONDS if self.handed_on == 1 else GRACE_SECONDS
+            if time.monotonic() - self.failed_at > patience:
+                self.kill()
+            return None
+        self.outcome = self.verdict()
+        self.files.cleanup()
+        return self.outcome
+
+    def verdict(self) -> Outcome:
+        """A rank with something to say to the user comes before those that failed because it was gone."""
+        if not self.failed:
+            return Outcome()
+        rank, code = min(self.failed, key=lambda entry: entry[1] != 2)
+        line = read_error(self.error_file(rank - self.place.first))
+        missing = f"dragoman: rank {rank} ended with code {code}; see its log in the run folder"
+        return Outcome(code if code > 0 else 1, line or missing, rank)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+
+    def end(self) -> None:
+        """Every process is gone when this returns."""
+        self.kill()
+        for process in self.processes:
+            process.wait()
+        self.files.cleanup()
+
+
+def pass_lines(process: subprocess.Popen[str], rank: int, say: Say) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        say(rank, line.rstrip("\n"))
+
+
+def read_error(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def report_error(line: str) -> None:
+    """Hand the error line of a rank to whoever shows it: to the launcher's error file, or to the terminal."""
+    path = os.environ.get(ERROR_FILE)
+    if path:
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump({"message": line, "timestamp": int(time.time())}, stream)
+    if not (path and os.environ.get(LAUNCHED)):
+        print(line, file=sys.stderr)

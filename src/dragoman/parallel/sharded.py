@@ -1,0 +1,91 @@
+"""Weights, gradients and moments cut into pieces, one a rank (FSDP2): for models that do not fit. `hybrid`: cut inside an
+island only, and gradients averaged between islands."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dragoman.config.schema import Parallel
+from dragoman.errors import TrainingError
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.reduce import uncut
+from dragoman.parallel.strategy import Strategy, Tensors
+
+Blocks = Callable[[nn.Module], list[nn.Module]]
+
+
+class Sharded(Strategy):
+    """`blocks`: the parts of an objective that are gathered one at a time. `twin`: another objective, not cut."""
+
+    def __init__(self, section: Parallel, mesh: Mesh, blocks: Blocks, twin: Callable[[], nn.Module]):
+        super().__init__(section, mesh)
+        self.blocks, self.twin = blocks, twin
+
+    def needs_islands(self) -> bool:
+        return self.section.strategy == "hybrid"
+
+    @property
+    def seat(self) -> None:
+        return None
+
+    def shard(self, objective: nn.Module) -> None:
+        grid: dict[str, Any] = {"mesh_shape": (self.mesh.world,)}
+        if self.islands:
+            sizes = {len(members) for members in self.islands.ranks}
+            if len(sizes) > 1:
+                raise TrainingError(
+                    'parallel.strategy = "hybrid" needs the same number of processes on every host; start it so, or use "fsdp"'
+                )
+            grid = {"mesh_shape": (len(self.islands.ranks), sizes.pop()), "mesh_dim_names": ("between", "within")}
+        # It warns of operations in place on what a block returns. The model has none; tests compare its gradients.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        mesh = init_device_mesh(self.mesh.device.type, **grid)
+        for block in self.blocks(objective):
+            fully_shard(block, mesh=mesh)
+        fully_shard(objective, mesh=mesh)
+
+    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
+        """Blocks are compiled one by one: between them weights come and go."""
+        for block in self.blocks(objective) if compiled else ():
+            block.compile(dynamic=False)
+        return objective
+
+    def settle(self, one_pass: Callable[[], None]) -> None:
+        """Pieces have their order from the beginning."""
+
+    def exchange(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+
+    def agreed(self, model: nn.Module) -> Tensors:
+        return self.whole(model.state_dict())
+
+    def whole(self, tensors: Tensors) -> Tensors:
+        """In the memory of the host, on the main rank alone: a piece at a time is all that fits."""
+        result = {}
+        for name, tensor in tensors.items():
+            full = uncut(tensor)  # every rank takes part, one has to keep it
+            if self.mesh.is_main:
+                result[name] = full.cpu()
+        return result
+
+    def cut(self, like: Tensor, tensor: Tensor) -> Tensor:
+        if not isinstance(like, DTensor):
+            return tensor
+        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    @contextmanager
+    def looking(self, objective: nn.Module) -> Iterator[nn.Module]:
+        """A whole copy of the weights alone, without gradients and moments: ranks may then translate in their own time."""
+        twin = self.twin()
+        weights = {name: uncut(tensor) for name, tensor in objective.state_dict().items()}
+        twin.load_state_dict(weights)
+        yield twin

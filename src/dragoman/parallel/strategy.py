@@ -1,0 +1,147 @@
+"""How ranks share the work, chosen by parallel.strategy and put on from outside. This one is for gradients that are averaged
+over all ranks at every step (ddp, two_level); `sharded` and `local` are the others.
+
+A strategy knows what the ranks agree on: these weights are validated and kept. What a rank has for itself (what rounding took
+away, weights between two agreements) is its own state, saved beside them so that a resumed run is the straight one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from dragoman.config.schema import Parallel
+from dragoman.parallel import islands, wire
+from dragoman.parallel.courier import Courier
+from dragoman.parallel.mesh import Mesh
+
+Tensors = dict[str, Tensor]
+
+
+class Strategy:
+    """Gradients are averaged over all ranks at every step, in buckets, while the backward pass still runs."""
+
+    drifts = False  # whether weights and moments of ranks differ between two agreements
+
+    def __init__(self, section: Parallel, mesh: Mesh):
+        self.section, self.mesh = section, mesh
+        self.residuals: dict[int, Tensor] = {}  # by bucket, on ranks that speak with other islands
+        self.islands: islands.Islands | None = None
+        if mesh.world > 1 and self.needs_islands():
+            self.islands = islands.found(mesh, section.ranks_per_island)
+            self.courier = Courier(mesh.device)
+
+    def needs_islands(self) -> bool:
+        return self.section.strategy == "two_level" or self.section.wire != "fp32"
+
+    @property
+    def seat(self) -> int | None:
+        """The number under which this rank keeps its own state; None where another keeps it."""
+        return self.mesh.rank
+
+    @property
+    def seat_to_read(self) -> int:
+        return self.mesh.rank
+
+    def shard(self, objective: nn.Module) -> None:
+        """Before there is an optimizer."""
+
+    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
+        wrapped = self.with_ddp(objective, None) if self.mesh.world > 1 else objective
+        if self.islands:
+            cast(DistributedDataParallel, wrapped).register_comm_hook(None, lambda _, bucket: self.hook(bucket))
+        return cast(nn.Module, torch.compile(wrapped, dynamic=False)) if compiled else wrapped
+
+    def with_ddp(self, objective: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+        devices = [self.mesh.local_rank] if self.mesh.device.type == "cuda" else None
+        constant = [name for name, _ in objective.named_buffers()]  # DDP would send them again at every step
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(objective, constant)  # type: ignore[no-untyped-call]
+        return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True, process_group=group)
+
+    def settle(self, one_pass: Callable[[], None]) -> None:
+        """DDP orders its buckets anew after the first backward pass. It is done before the first step, for nothing, so that a
+        run that starts in the middle has the buckets, and adds in the order, of one that came there by itself."""
+        if self.mesh.world > 1:
+            kept, self.residuals = self.residuals, {}
+            one_pass()
+            self.residuals = kept
+
+    def exchange(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Only the last micro-batch of a step exchanges gradients; the ones before it just add up."""
+        inner = getattr(wrapped, "_orig_mod", wrapped)
+        if isinstance(inner, DistributedDataParallel) and not last:
+            return inner.no_sync()
+        return nullcontext()
+
+    def hook(self, bucket: Any) -> Future[Tensor]:
+        """Called by DDP for every bucket that is full, in the same order on every rank."""
+        buffer: Tensor = bucket.buffer()
+        index: int = bucket.index()
+
+        def work() -> Tensor:
+            self.sum_gradients(buffer, index)
+            buffer.div_(self.mesh.world)
+            return buffer
+
+        return self.courier.hand_in(work)
+
+    def sum_gradients(self, buffer: Tensor, index: int) -> None:
+        """two_level: inside the island first, then between their first ranks, and back. Only what goes between islands is
+        made smaller; otherwise every rank is on its own."""
+        assert self.islands
+        if self.section.strategy != "two_level":
+            wire.sum_over(buffer, None, self.section.wire, self.residual(index, buffer, self.mesh.world))
+            return
+        first = self.islands.ranks[self.islands.own][0]
+        if self.islands.size > 1:
+            dist.reduce(buffer, first, group=self.islands.within)
+        if self.islands.leads:
+            residual = self.residual(index, buffer, len(self.islands.ranks))
+            wire.sum_over(buffer, self.islands.between, self.section.wire, residual)
+        if self.islands.size > 1:
+            dist.broadcast(buffer, first, group=self.islands.within)
+
+    def residual(self, index: int, buffer: Tensor, ranks: int) -> Tensor | None:
+        if self.section.wire != "int8":
+            return None
+        size = wire.padded_size(buffer.numel(), ranks)
+        kept = self.residuals.get(index)
+        if kept is None or kept.numel() != size:  # of another number of ranks: it is lost, and learnt again
+            kept = self.residuals[index] = torch.zeros(size, device=buffer.device)
+        return kept
+
+    def after_step(self, step: int) -> None:
+        """Every rank has made its update."""
+
+    # --- what is agreed on, and what is not ---
+
+    def agreed(self, model: nn.Module) -> Tensors:
+        """The weights that all ranks share. Every rank must reach this line."""
+        return model.state_dict()
+
+    def cut(self, like: Tensor, tensor: Tensor) -> Tensor:
+        """A whole tensor, as this rank holds `like`."""
+        return tensor
+
+    def whole(self, tensors: Tensors) -> Tensors:
+        """Tensors of the optimizer without cuts. Every rank must reach this line."""
+        return tensors
+
+    @contextmanager
+    def looking(self, objective: nn.Module) -> Iterator[nn.Module]:
+        """The objective with the weights that are agreed on."""
+        yield objective
+
+    def own_state(self) -> Tensors:
+        return {f"residual.{index}": tensor for index, tensor in self.residuals.items()}
+
+    def load_own(self, tensors: Tensors) -> None:
+        kept = {name: tensor for name, tensor in tensors.items() if name.startswith("residual.")}
+        self.residuals = {int(name.split(".")[1]): tensor.to(self.mesh.device) for name, tensor in kept.items()}

@@ -1,0 +1,58 @@
+"""Several trainings, one after the other, in the same few processes: starting them takes longer than all the steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dragoman.parallel.launch import free_port
+
+
+@dataclass
+class Round:
+    overrides: list[str]
+    resume: bool = False
+    port: int = field(default_factory=lambda: free_port("127.0.0.1"))
+
+
+def run_rounds(ranks: int, rounds: list[Round], folder: Path) -> None:
+    """All rounds over so many ranks; the first error of a rank is the error of the test."""
+    plan = folder / "rounds.json"
+    plan.write_text(json.dumps([[each.overrides, each.resume, each.port] for each in rounds]), encoding="utf-8")
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    errors = [(folder / f"rank-{rank}.err").open("w+", encoding="utf-8") for rank in range(ranks)]
+    command = [sys.executable, __file__, str(plan)]
+    processes = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
+        for rank in range(ranks)
+    ]
+    deadline = time.monotonic() + 300
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes) or time.monotonic() > deadline:
+            for process in processes:  # one alone would wait for the others
+                process.kill()
+        time.sleep(0.1)
+    said = "".join(file.read() for file in errors if not file.seek(0))
+    assert not any(process.returncode for process in processes), said
+
+
+def main() -> None:
+    import torch
+
+    from dragoman.cli.stages import train
+    from dragoman.config import load_config
+
+    torch.set_num_threads(1)
+    for overrides, resume, port in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        os.environ["MASTER_PORT"] = str(port)
+        train(load_config("tiny", overrides), resume=resume)
+
+
+if __name__ == "__main__":
+    main()

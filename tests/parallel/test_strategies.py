@@ -1,0 +1,131 @@
+"""Strategies in real runs: those that claim the same updates make them, all of them resume to the bit, and what they validate
+and keep is what all ranks agree on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parallel.rounds import Round, run_rounds
+from safetensors.torch import load_file
+from support import as_overrides, tiny_config
+
+from dragoman import runs
+from dragoman.cli.stages import train
+from dragoman.config import load_config
+from dragoman.errors import ConfigError
+
+SMALL = [
+    "train.tokens_per_gpu=256",
+    "validation.bleu_sentences=4",
+    "monitor.tensorboard=false",
+    "monitor.telemetry=false",
+]
+PAIRS = "parallel.ranks_per_island=2"
+SHORT = ["parallel.inner_steps=4", "parallel.fragments=2"]
+EXACT = {
+    "ddp": [],
+    "two_level": ["parallel.strategy=two_level", PAIRS],
+    "fsdp": ["parallel.strategy=fsdp"],
+    "hybrid": ["parallel.strategy=hybrid", PAIRS],
+    "one_island": ["parallel.strategy=local", "parallel.ranks_per_island=4", "parallel.inner_steps=100"],
+}
+APPROXIMATE = {
+    "bf16": ["parallel.wire=bf16"],
+    "int8": ["parallel.wire=int8"],
+    "two_level_int8": ["parallel.strategy=two_level", "parallel.wire=int8", PAIRS],
+    "local": ["parallel.strategy=local", *SHORT, "parallel.ranks_per_island=1", "parallel.wire=int8"],
+    "local_pairs": ["parallel.strategy=local", *SHORT, PAIRS],
+    "streaming": ["parallel.strategy=streaming", *SHORT, "parallel.ranks_per_island=1", "parallel.wire=int8"],
+    "streaming_pairs": ["parallel.strategy=streaming", *SHORT, PAIRS, "parallel.wire=bf16"],
+}
+RESUMED = {name: EXACT[name] for name in ("ddp", "fsdp")} | APPROXIMATE
+STEPS, BREAK = 10, 5  # the break is between two agreements, with a fragment on its way
+
+
+def settings(prepared, run, steps, *overrides):
+    return tiny_config(prepared.folder, run, *SMALL, f"train.max_steps={steps}", *overrides)
+
+
+@pytest.fixture(scope="module")
+def ran(prepared, tmp_path_factory):
+    """A folder with all runs of this file: exact/NAME (3 steps, no dropout), straight/NAME and halves/NAME."""
+    folder = tmp_path_factory.mktemp("strategies")
+    rounds = []
+
+    def add(run, steps, *overrides, resume=False):
+        rounds.append(Round(as_overrides(settings(prepared, folder / run, steps, *overrides)), resume))
+
+    for name, overrides in EXACT.items():
+        add(f"exact/{name}", 3, "model.dropout=0.0", *overrides)
+    for name, overrides in RESUMED.items():
+        add(f"straight/{name}", STEPS, *overrides)
+        add(f"halves/{name}", BREAK, *overrides)
+        add(f"halves/{name}", STEPS, *overrides, resume=True)
+    run_rounds(4, rounds, folder)
+    train(settings(prepared, folder / "alone", 3, "model.dropout=0.0"))
+    return folder
+
+
+def weights(run, step, file="model.safetensors"):
+    return load_file(runs.RunFolder(run).checkpoint(step) / file)
+
+
+def assert_same(left, right, **tolerance):
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], **tolerance)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_four_ranks_learn_what_one_learns(ran, name):
+    four = weights(ran / "exact" / name, 3)
+    if name == "one_island":  # before the first agreement its own weights have gone on alone
+        own = weights(ran / "exact" / name, 3, "own-00000.safetensors")
+        four = {key.removeprefix("weights."): tensor for key, tensor in own.items() if key.startswith("weights.")}
+    assert_same(weights(ran / "alone", 3), four, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_is_the_straight_one_to_the_bit(ran, name):
+    straight, halves = (runs.RunFolder(ran / kind / name) for kind in ("straight", "halves"))
+    for path in sorted(straight.checkpoint(STEPS).glob("*.safetensors")):
+        assert_same(load_file(path), load_file(halves.checkpoint(STEPS) / path.name), rtol=0, atol=0)
+    rows = [runs.read_rows(run.metrics) for run in (straight, halves)]
+    losses = [[row["loss"] for row in each if row["step"] == STEPS] for each in rows]
+    assert losses[0] == losses[1]
+    assert runs.damage(halves.checkpoint(STEPS)) is None
+    assert not list(halves.checkpoints.glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_what_is_not_exact_is_near(ran, name):
+    """And really another way: equal weights would mean that the strategy was not used."""
+    reference, other = (weights(ran / "straight" / each, STEPS) for each in ("ddp", name))
+    assert any(not reference[key].equal(other[key]) for key in reference)
+    loss = [runs.read_rows(ran / "straight" / each / "metrics.jsonl")[-1]["loss"] for each in ("ddp", name)]
+    assert abs(loss[0] - loss[1]) < 0.3
+
+
+@pytest.mark.parametrize("name", ["local", "streaming"])
+def test_what_is_kept_is_what_all_agree_on(ran, name):
+    """Islands hold weights of their own between two agreements; those of the checkpoint are none of them."""
+    agreed = weights(ran / "halves" / name, BREAK)
+    own = [weights(ran / "halves" / name, BREAK, f"own-{seat:05d}.safetensors") for seat in range(4)]
+    key = "embedding.weight"
+    assert all(not each[f"weights.{key}"].equal(agreed[key]) for each in own)
+    assert not own[0][f"weights.{key}"].equal(own[1][f"weights.{key}"])
+    assert own[0]["momentum"].equal(own[1]["momentum"])
+    assert ("sent.0" in own[0] or "sent.1" in own[0]) == (name == "streaming")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["parallel.strategy=fsdp", "parallel.wire=int8"], "has no meaning with"),
+        (["parallel.strategy=local", "train.precision=fp16"], "scales one loss for all ranks"),
+        (["parallel.strategy=streaming", "parallel.inner_steps=10", "parallel.fragments=4"], "does not divide"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(overrides, reason):
+    with pytest.raises(ConfigError, match=reason):
+        load_config("tiny", overrides)
