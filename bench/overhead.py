@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from dragoman.parallel.wrap import wrap
 from torch import nn
 
 from dragoman import __version__, runs
@@ -57,7 +56,7 @@ def main() -> None:
             changed(config, run={"folder": str(folder / "run")}), data, mesh, [], __version__, runs.silent
         )
         trainer.begin(resume=False)
-        wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
         time_exchanges(wrapped)
         source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
         with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:
@@ -91,7 +90,7 @@ def block(trainer: Trainer, wrapped: nn.Module, stream: Iterator[Step], count: i
             window.clock.mark("other")
             step = next(stream)
             window.clock.mark("idle")
-            how = (mesh, config.train, trainer.arithmetic, config.run.seed, window.clock)
+            how = (trainer.strategy, config.train, trainer.arithmetic, config.run.seed, window.clock)
             loss, norm = update(state, wrapped, step, *how)
             window.add(loss, norm, step.source_tokens, step.target_tokens, step.slots)
             if measured and number % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):

@@ -15,6 +15,7 @@ import pytest
 from made_runs import Gpu, Made
 
 from dragoman.report import load_run, write_report
+from dragoman.report.charts import draw_all
 from dragoman.report.render import plain, render_html, render_markdown
 
 Write = Callable[..., Path]
@@ -56,7 +57,8 @@ class Balance(HTMLParser):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_makes_a_whole_page(story: Write, kind: str) -> None:
     record = load_run(story(**KINDS[kind]))
-    html, markdown = render_html(record), render_markdown(record)
+    figures = draw_all(record)
+    html, markdown = render_html(record, figures), render_markdown(record, figures)
     parser = Balance()
     parser.feed(html)
     assert parser.open == []
