@@ -52,7 +52,7 @@ class CTranslate2Engine:
             found = self.search_batch(sources, prefixes, request) if sources else []
             for index, hypotheses in enumerate(found):  # CTranslate2 has one limit for all, ours is a sentence's own
                 limit = len(sources[index]) - 1 + request.extra_length
-                if len(sources) > 1 and len(hypotheses[0].ids) > limit:
+                if len(sources) > 1 and any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
                     found[index] = self.search_batch([sources[index]], [prefixes[index]], request)[0]
             return found
         # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
