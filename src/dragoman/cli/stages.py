@@ -15,9 +15,11 @@ from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
-from dragoman.training.trainer import Trainer
+from dragoman.training.trainer import STOPS, Trainer
 
-__all__ = ["check_ready", "evaluate", "prepare", "train"]
+__all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]
+
+STOP_CODES = {reason: 128 + number for number, reason in STOPS.items()}  # as a shell and schedulers count
 
 
 def prepare(
@@ -35,7 +37,7 @@ def check_ready(config: Config, *, resume: bool) -> None:
 
 def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:
     """Train in this process, together with the other ranks when a launcher started several. Returns the reason for
-    stopping: max_steps, patience or interrupted."""
+    stopping: max_steps, patience, interrupted (Ctrl-C) or terminated (SIGTERM)."""
     with joined(config.train.device, config.train.timeout_seconds) as mesh:
         data = PreparedData(config.data.folder)
         task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)

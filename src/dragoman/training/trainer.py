@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from dragoman import runs
-from dragoman.config.load import to_toml
+from dragoman.config.load import differences, load_config, to_toml
 from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
-from dragoman.errors import DriftError, RunError, TrainingError
+from dragoman.errors import ConfigError, DriftError, RunError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -38,11 +38,13 @@ from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import TIMED_EVERY
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner
 from dragoman.training.average import Average
+from dragoman.training.data_check import DataCheck
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
+from dragoman.training.straggler import Lookout, Straggler
 from dragoman.training.validate import even_slice, validation_loss
-from dragoman.training.watchdog import Watchdog
+from dragoman.training.watchdog import START, Watchdog
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
 MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
 STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
+STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
 
 
 @dataclass
@@ -110,12 +113,16 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
+        self.data_check = DataCheck(data)
         self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
         self.fault = fault.wanted()
         self.bad_steps = self.roll_backs = 0
+        self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.generation = 0  # of this run: a number for every start, on the main rank
-        self.stop_requested = False
-        self.samples_host = False  # one rank of every host writes its telemetry
+        self.stop_reason = ""  # when this rank was asked to stop
+        self.host_of: dict[int, str] = {}  # by rank
+        self.lookout, self.straggler = Lookout(), -1
+        self.first_of_host = False  # writes its telemetry and checks its copy of the data
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
 
     # --- the story ---
@@ -123,9 +130,15 @@ class Trainer:
     def begin(self, *, resume: bool) -> None:
         """Restore the newest sound checkpoint, or start a run folder. A run that has done all its steps is left alone."""
         facts.check_folder(self.folder, resume=resume)
+        self.watchdog.learn_start(runs.read_rows(self.folder.events) if resume else [])
+        with self.watchdog.watching():
+            self.set_up(resume=resume)
+
+    def set_up(self, *, resume: bool) -> None:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
+            self.changed = self.changes()
             self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
             checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
@@ -133,14 +146,18 @@ class Trainer:
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
             )
         if resume:
+            changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
             what = (
-                ("resuming", f"from {source}") if source else ("starting", f"nothing to resume in {self.folder.path}")
+                ("resuming", f"from {source}{changed}")
+                if source
+                else ("starting", f"nothing to resume in {self.folder.path}")
             )
             self.progress(what[0], self.state.step, self.config.train.max_steps, what[1])
         if self.config.train.tokens_per_gpu == "auto" and not self.done:
             self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
-        self.samples_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
+        self.first_of_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
+        self.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
@@ -153,16 +170,19 @@ class Trainer:
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
-        telemetry = monitor.telemetry and self.samples_host
+        telemetry = monitor.telemetry and self.first_of_host
         try:
             with (
                 sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
                 self.listening(),
                 self.watchdog.watching(),
             ):
+                if self.first_of_host:
+                    self.data_check.start()
                 reason = self.loop()
         finally:
             self.writer.finish()
+        self.data_check.wait()
         self.writer.finish_well()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
@@ -209,6 +229,9 @@ class Trainer:
                     raise
                 raise self.out_of_memory() from None
             self.writer.check()
+            self.data_check.result()
+            if self.watchdog.where == START:
+                self.event("first_step", seconds=round(time.time() - self.started, 3))
             self.watchdog.beat()
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
@@ -223,7 +246,7 @@ class Trainer:
                 window = Window(self.mesh, train.clip_norm)
         return "max_steps"
 
-    def look_back(self, totals: Totals, rate: float, stopping: bool) -> str | None:
+    def look_back(self, totals: Totals, rate: float, stopping: str) -> str | None:
         """Write down what a window was, and do what is due after it; returns a reason to stop."""
         if totals.skipped < totals.steps:
             self.record(totals, rate)
@@ -233,13 +256,14 @@ class Trainer:
                 return None
         return self.do_what_is_due(stopping)
 
-    def asked_to_stop(self) -> bool:
-        """Whether some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
+    def asked_to_stop(self) -> str:
+        """The reason when some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
         if self.mesh.world == 1:
-            return self.stop_requested
+            return self.stop_reason
         if self.state.step % STOP_EVERY:
-            return False
-        return sum_over_ranks(self.mesh, [float(self.stop_requested)])[0] > 0
+            return ""
+        asked = sum_over_ranks(self.mesh, [float(self.stop_reason == reason) for reason in STOPS.values()])
+        return next((reason for reason, ranks in zip(STOPS.values(), asked, strict=True) if ranks), "")
 
     # --- when no step is good any more ---
 
@@ -323,6 +347,20 @@ class Trainer:
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
+        self.name_straggler(self.lookout.look(totals.spans))
+
+    def name_straggler(self, found: Straggler | None) -> None:
+        """Once, when a rank begins to hold the others up, and once when it no longer does."""
+        rank = found.rank if found else -1
+        if rank == self.straggler:
+            return
+        if found:
+            host = self.host_of[rank]
+            self.event("straggler", host=host, **asdict(found))
+            self.progress("straggler", self.state.step, self.config.train.max_steps, found.sentence(host))
+        else:
+            self.event("straggler_gone", rank=self.straggler)
+        self.straggler = rank
 
     def row(self, totals: Totals, rate: float) -> runs.Row:
         state = self.state
@@ -369,7 +407,7 @@ class Trainer:
     def due(self, *every: int) -> bool:
         return self.last or any(self.state.step % each == 0 for each in every)
 
-    def do_what_is_due(self, stopping: bool) -> str | None:
+    def do_what_is_due(self, stopping: str) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
@@ -382,7 +420,7 @@ class Trainer:
                 self.save()
         if no_better:
             return "patience"
-        return "interrupted" if stopping and not self.last else None
+        return stopping if stopping and not self.last else None
 
     def check_replicas(self) -> None:
         """All ranks hold the same weights, to the bit; whoever does not is named, before it is validated or saved."""
@@ -450,6 +488,7 @@ class Trainer:
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
+            self.data_check.wait()  # what was learnt from damaged data is not kept
             began = time.perf_counter()
             written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path, self.generation)
             checkpoint.prune(self.folder, self.config.checkpoint)
@@ -491,10 +530,18 @@ class Trainer:
                     "rows_per_step": "train.batch_tokens or train.tile_width",
                     "shape": "the section [model]",
                 }
+                changed = f" (changed since: {', '.join(self.changed)})" if self.changed else ""
                 raise RunError(
-                    f"{source}: was saved with {key} = {saved[key]}, now it is {value}. "
+                    f"{source}: was saved with {key} = {saved[key]}, now it is {value}{changed}. "
                     f"Put {names[key]} back as it was, or start another run.folder"
                 )
+
+    def changes(self) -> list[str]:
+        """What is configured otherwise than when the run was started last, key by key."""
+        try:
+            return differences(load_config(self.folder.config), self.config)
+        except ConfigError as error:  # of another version, say
+            return [f"run.toml cannot be compared ({error})"]
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
@@ -505,7 +552,8 @@ class Trainer:
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
         if resumed:
-            self.event("resume", ranks=self.mesh.world, lost_steps=self.forget_lost_rows())
+            changed: dict[str, Any] = {"changed": self.changed} if self.changed else {}
+            self.event("resume", ranks=self.mesh.world, lost_steps=self.forget_lost_rows(), **changed)
         else:
             runs.write_rows(self.folder.metrics, [])
             self.event("start", ranks=self.mesh.world)
@@ -521,7 +569,7 @@ class Trainer:
         """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, within a few steps; a second one stops at once."""
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self.stop_requested = True
+            self.stop_reason = STOPS[signal.Signals(number)]
             self.progress(
                 "stopping", self.state.step, self.config.train.max_steps, "with a checkpoint; once more: at once"
             )
@@ -531,7 +579,7 @@ class Trainer:
 
         previous = {}
         try:
-            for name in (signal.SIGINT, signal.SIGTERM):
+            for name in STOPS:
                 previous[name] = signal.signal(name, ask)
         except ValueError:  # not the main thread: whoever called us owns the signals
             pass
