@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dragoman import __version__, runs
@@ -48,12 +48,23 @@ def train(config: Config, *, resume: bool = False, progress: runs.Progress = run
             return trainer.run()
 
 
+class Log(logging.FileHandler):
+    """A line that a full disk does not take is lost, and nothing else is."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Log lines of this rank go to its own file while the block runs, and stay there when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("dragoman")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -117,6 +117,7 @@ class Trainer:
         self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
         self.fault = fault.wanted()
         self.bad_steps = self.roll_backs = 0
+        self.disk_full = False
         self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.generation = 0  # of this run: a number for every start, on the main rank
         self.stop_reason = ""  # when this rank was asked to stop
@@ -186,7 +187,7 @@ class Trainer:
         self.writer.finish_well()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
-            self.metrics.close()
+            self.put_down(self.metrics.close)
             owner.release(self.folder, self.generation)
         wait_for_all(self.mesh)
         return reason
@@ -342,8 +343,8 @@ class Trainer:
             self.event("skipped", steps=totals.skipped)
         row = self.row(totals, rate)
         if self.metrics:
-            self.metrics.write(row)
-            runs.append_row(self.folder.spans, facts.spans_row(state.step, totals))
+            self.put_down(self.metrics.write, row)
+            self.put_down(runs.append_row, self.folder.spans, facts.spans_row(state.step, totals))
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
@@ -391,8 +392,19 @@ class Trainer:
     def event(self, name: str, at: int | None = None, **facts: Any) -> None:
         step = self.state.step if at is None else at
         if self.mesh.is_main:
-            runs.append_row(self.folder.events, {"event": name, "step": step, **facts})
+            self.put_down(runs.append_row, self.folder.events, {"event": name, "step": step, **facts})
         log.info("%s at step %d %s", name, step, facts or "")
+
+    def put_down(self, write: Callable[..., None], *what: Any) -> None:
+        """A row that a full disk does not take is told, once, and training goes on: it is the weights that count."""
+        try:
+            write(*what)
+            self.disk_full = False
+        except OSError as error:
+            if not self.disk_full:
+                detail = f"a row could not be written ({error}); training goes on"
+                self.progress("disk", self.state.step, self.config.train.max_steps, detail)
+            self.disk_full = True
 
     # --- what is due ---
 
@@ -455,7 +467,7 @@ class Trainer:
         self.validated = (self.state.step, scores)
         seconds = round(time.perf_counter() - start, 3)
         if self.metrics:
-            self.metrics.write({"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
+            self.put_down(self.metrics.write, {"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
         self.event("validation", seconds=seconds)
         bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
         detail = f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)"
