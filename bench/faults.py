@@ -33,6 +33,7 @@ class Watched:
     def __init__(self, command: list[str], run: Path, **environment: str):
         self.run = runs.RunFolder(run)
         self.lines: list[tuple[float, str]] = []
+        self.killed_at = 0.0
         own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own, errors="replace"

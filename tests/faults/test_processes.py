@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+from collections import Counter
 
 import pytest
 from fault_runs import STEPS, equal, final_weights
@@ -12,7 +13,7 @@ from dragoman import runs
 from dragoman.cli.stages import train
 
 SAME_END = "all ranks start again from the newest checkpoint; same end to the bit"
-LONG = ["train.max_steps=12000", "checkpoint.every=20", "train.log_every=10", "train.timeout_seconds=20"]
+LONG = ["train.max_steps=8000", "checkpoint.every=20", "train.log_every=10", "train.timeout_seconds=20"]
 KILLS = 50
 
 
@@ -42,37 +43,42 @@ def test_one_fault_and_the_same_end(train_watched, undisturbed, note, what, row)
 
 @pytest.mark.faults
 def test_kills_at_random_times(train_watched, undisturbed, note):
-    """Every other one while a checkpoint is being written, the others whenever it happens, also before the first step."""
+    """Of four kills one while a checkpoint is being written, one before the ranks that come after it have begun."""
     dice = random.Random(6)
-    detect, again, lost, during = [], [], [], 0
-    with train_watched(*LONG, options=("--restarts", str(2 * KILLS))) as watched:
-        for kill in range(KILLS):
-            begun = len(watched.events("start", "resume"))
-            watched.wait_for(lambda: len(watched.ranks()) == 2, "two ranks")
-            if kill % 2:
-                watched.wait_for(lambda: list(watched.run.checkpoints.glob("*.partial")), "half-written checkpoint")
-                during, victim = during + 1, 0
-            else:
-                watched.wait_for(lambda n=kill: len(watched.events("first_step")) or n == 0, "first step")
-                time.sleep(dice.uniform(0.0, 2.0))
-                victim = dice.randrange(2)
+    detect, again, lost, when = [], [], [], Counter()
+    with train_watched(*LONG, options=("--restarts", str(KILLS + 1))) as watched:
+        watched.wait_for(lambda: watched.events("first_step"), "first step")
+        while when.total() < KILLS:
             since = time.time()
-            watched.ranks()[victim].kill()
-            watched.wait_for(
-                lambda n=begun, t=since: (
-                    len(watched.events("start", "resume")) > n and watched.events("first_step", since=t)
-                ),
-                f"life after kill {kill + 1}",
-            )
-            assert all(runs.damage(path) is None for path in runs.checkpoint_folders(watched.run)[:-1])
-            detect.append(watched.detected(since))
-            again.append(watched.trained_again(since))
+            if when.total() % 4 == 1:
+                watched.wait_for(lambda: list(watched.run.checkpoints.glob("*.partial")), "half-written checkpoint")
+                when["while a checkpoint was written"] += kill(watched, 0)
+            else:
+                time.sleep(dice.uniform(0.0, 1.0))
+                when["at any time"] += kill(watched, dice.randrange(2))
+            if when.total() % 4 == 3:
+                watched.wait_for(lambda: watched.said.count("starting again") == when.total(), "next start")
+                watched.wait_for(lambda: len(watched.ranks()) == 2, "two ranks")
+                time.sleep(dice.uniform(0.0, 1.5))
+                when["during set-up"] += kill(watched, dice.randrange(2))
+            last = watched.killed_at
+            watched.wait_for(lambda t=last: watched.events("first_step", since=t), f"life after kill {when.total()}")
+            detect.append(watched.detected(last))
+            again.append(watched.trained_again(last))
             lost.append(watched.lost_steps(since))
-            print(f"kill {kill + 1}: rank {victim}, again after {again[-1]:.1f} s, {lost[-1]} steps lost", flush=True)
+            print(f"kill {when.total()}: again after {again[-1]:.1f} s, {lost[-1]} steps lost", flush=True)
         assert watched.finish(600) == 0, watched.said
+    assert max(lost) <= 20 + 20, "nothing is lost beyond the last checkpoint, and the one that was being written"
+    assert not list(watched.run.checkpoints.glob("*.damaged")), "no half-written checkpoint had the name of a whole one"
     assert equal(final_weights(watched.run.path), undisturbed(*LONG))
-    observed = f"{KILLS} kills, {during} of them while a checkpoint was written: same end to the bit"
-    note("kill -9 of any rank at random times", SAME_END, observed, detect, again, lost)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in when.items())
+    note(f"kill -9 of any rank, {KILLS} times", SAME_END, f"{kinds}: same end to the bit", detect, again, lost)
+
+
+def kill(watched, rank):
+    watched.killed_at = time.time()
+    watched.ranks()[rank].kill()
+    return 1
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.faults)])
