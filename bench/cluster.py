@@ -1,6 +1,6 @@
 """Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
 
-    python bench/cluster.py [--quick] [--parameters 20000000] [--compute 0.1] [--seeds 1 2 3] [--steps 300]
+    python bench/cluster.py [--quick] [--only speed] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 400]
 
 Needs root and iproute2. Two parts:
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,7 +47,7 @@ from dragoman.parallel.strategy import Strategy
 LAYERS = 10
 PORT = 29400
 RATES = {"": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
-LONG = 100  # inner steps for the slowest networks
+LONG = 40  # inner steps for the slowest networks
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,10 @@ def rank_main(options: argparse.Namespace) -> None:
 
 def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Namespace) -> dict[str, float]:
     """Steps for about so many seconds, at least one agreement of all fragments and two steps."""
-    make = lambda: nn.Sequential(
-        *(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS))
-    )
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Layer(options.parameters // LAYERS, options.compute / LAYERS) for _ in range(LAYERS)))
+
     objective = make()
     strategy = strategy_for(cell.section(), mesh, lambda whole: list(whole.children()), make)
     alone = cell.strategy == "none"
@@ -312,10 +314,10 @@ def tell(found: dict[str, Any]) -> None:
 
 QUALITY = {
     "ddp": [],
-    "ddp int8": ["parallel.wire=int8"],
-    "local bf16, H=20": ["parallel.strategy=local", "parallel.wire=bf16"],
     "streaming int8, H=20": ["parallel.strategy=streaming", "parallel.wire=int8"],
     f"streaming int8, H={LONG}": ["parallel.strategy=streaming", "parallel.wire=int8", f"parallel.inner_steps={LONG}"],
+    "ddp int8": ["parallel.wire=int8"],
+    "local bf16, H=20": ["parallel.strategy=local", "parallel.wire=bf16"],
 }
 
 
@@ -330,7 +332,7 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
         prepare(load_config(run_file))
         every = max(1, options.steps // 12)
         common = [f"train.max_steps={options.steps}", f"validation.every={every}", "checkpoint.every=100000"]
-        for name, overrides in QUALITY.items():
+        for name, overrides in list(QUALITY.items())[: options.strategies]:
             curves = []
             for seed in options.seeds:
                 own = [f"run.seed={seed}", f"run.folder={work}/runs/{len(rows)}-{seed}"]
@@ -356,8 +358,9 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
                     "curve": curves[0]["bleu"],
                 }
             )
+            last = rows[-1]
             print(
-                f"{name:24s} BLEU {rows[-1]['bleu_mean']:6.2f} {rows[-1]['bleu']}  {rows[-1]['sent_mb_per_step']:.3f} MB a step",
+                f"{name:24s} BLEU {last['bleu_mean']:6.2f} {last['bleu']} {last['sent_mb_per_step']:.3f} MB a step",
                 flush=True,
             )
     return at_equal_time(rows, options.steps)
@@ -402,12 +405,13 @@ def main() -> None:
         return
     if reason := missing():
         sys.exit(f"bench/cluster.py {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
     began = time.time()
-    rates = ["", "1gbit", "100mbit"]
-    rows = [] if options.only == "quality" else speeds(2, 1, ONE_EACH, rates, options)
-    if not options.only:
-        rows += speeds(4, 1, ONE_EACH, rates, options)
-        rows += speeds(2, 2, TWO_EACH, ["", "1gbit"], options)
+    rows = []
+    for layout in options.layouts if options.only != "quality" else ():
+        hosts, each = map(int, layout.split("x"))
+        cells, rates = (ONE_EACH, list(RATES)) if each == 1 else (TWO_EACH, ["", "1gbit"])
+        rows += speeds(hosts, each, cells, rates, options)
     scores = [] if options.only == "speed" else quality(options)
     for score in scores:
         print(
@@ -422,17 +426,19 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two hosts, a small model, one seed: minutes")
     parser.add_argument("--only", choices=["speed", "quality"], default="")
+    parser.add_argument("--layouts", nargs="+", default=["2x1", "4x1", "2x2"], help="hosts x processes on each")
     parser.add_argument("--parameters", type=int, default=20_000_000)
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--strategies", type=int, default=4, help="of the second part, from the first on")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.parameters, options.compute, options.seconds = 4_000_000, 0.05, 2.0
-        options.seeds, options.steps = [1], 100
+        options.seeds, options.steps, options.layouts = [1], 100, options.layouts[:1]
     return options
 
 

@@ -74,7 +74,7 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
     with joined(config.train.device, config.train.timeout_seconds) as mesh:
         data = PreparedData(config.data.folder)
         arithmetic = arithmetic_of(resolve(config.train.precision if fast else "fp32", mesh.device), mesh.device)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         state = TrainState(model.to(mesh.device), optim.build(model, config.train), arithmetic.scaler())
         compiled = fast and mesh.device.type == "cuda"

@@ -5,9 +5,14 @@
 SOURCE and TARGET are aligned text files (plain, gz, xz), repeated with a number put to each sentence until there are enough
 pairs; without them the embedded grammar writes the text. The peers are
 - bare SentencePiece: the same text, already in memory, `encode(lines, num_threads=workers)` and nothing else;
-- the usual tools in Python, on a part of the text and with the same vocabulary: a cleaning loop like Moses' clean-corpus-n,
-  SentencePiece line by line to a file of pieces, and binarisation like fairseq-preprocess. One process, as they come.
-Prints a table and, as its last line, one JSON object.
+- the usual tools, on the first --peer-pairs of the text and with the same vocabulary, file by file as their users call them:
+  1. cleaning in Python: sacremoses' punctuation normaliser, the rules of Moses' clean-corpus-n, copies of earlier pairs dropped
+     (no tokeniser: with SentencePiece it is not needed);
+  2. SentencePiece to a file of pieces, as spm_encode writes it (in batches, on one thread);
+  3. binarisation as fairseq-preprocess does it: a dictionary counted over the pieces, then every line token by token through it
+     into a tensor, and the tensor to disk.
+  One process, as they come; `times_usual_by_core_seconds` compares as if they used all cores without loss.
+Subwords are learnt once, by neither peer. Prints a table and, as its last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -18,24 +23,27 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import loky
 import numpy as np
 import psutil
+import torch
+from sacremoses import MosesPunctNormalizer
 
 from dragoman.config import load_config
 from dragoman.data.corpus import raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.data.grammar import grammar_pairs
 from dragoman.data.prepare import prepare
-from dragoman.data.workers import cores
 
 MIB = 2**20
 SIDES = (("source", "en"), ("target", "de"))
-PEER_PAIRS = 50_000
 BARE_PAIRS = 200_000
 
 
@@ -49,7 +57,7 @@ def main() -> None:
             stages, data = timed_prepare(folder, options)
         figures = measured(stages, data, text_bytes, memory, options)
         figures |= against_bare(data, stages["encoding train"], options.workers)
-        figures |= against_usual(folder, data, without_learning(stages))
+        figures |= against_usual(folder, data, without_learning(stages), options.peer_pairs)
     finally:
         if not options.keep:
             shutil.rmtree(folder)
@@ -62,9 +70,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--pairs", type=int, default=500_000)
-    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--workers", type=int, default=loky.cpu_count())
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--sample", type=int, default=2_000_000, help="pairs to learn subwords from")
+    parser.add_argument("--peer-pairs", type=int, default=50_000, help="pairs that the usual tools are given")
     parser.add_argument("--keep", help="where to leave text and data")
     return parser.parse_args()
 
@@ -213,16 +222,25 @@ def data_text(data: PreparedData) -> Iterator[tuple[str, str]]:
             yield source, target
 
 
-def against_usual(folder: Path, data: PreparedData, ours: Spent) -> dict[str, object]:
-    start = Spent.until_now()
-    kept = moses_like(folder)
+def against_usual(folder: Path, data: PreparedData, ours: Spent, pairs: int) -> dict[str, object]:
+    marks = [("", Spent.until_now())]
+    kept = moses_cleaned(folder, pairs)
+    marks.append(("cleaning", Spent.until_now()))
     for side in ("en", "de"):
         pieces_of(folder / f"clean.{side}", data)
-        binarised(folder / f"clean.{side}.pieces", data)
-    usual, read = Spent.until_now().since(start), data.manifest["train"]["read_pairs"]
-    share = min(PEER_PAIRS, read) / read
+    marks.append(("pieces", Spent.until_now()))
+    numbers = dictionary_of([folder / f"clean.{side}.pieces" for side in ("en", "de")])
+    for side in ("en", "de"):
+        binarised(folder / f"clean.{side}.pieces", numbers)
+    marks.append(("binarising", Spent.until_now()))
+    usual, read = marks[-1][1].since(marks[0][1]), data.manifest["train"]["read_pairs"]
+    share = min(pairs, read) / read
     return {
         "usual_tools_kept_pairs": kept,
+        **{
+            f"usual_{stage}_us_per_pair": round(1e6 * end.since(start).seconds / (share * read), 1)
+            for (_, start), (stage, end) in pairwise(marks)
+        },
         "usual_tools_pairs_per_s": round(share * read / usual.seconds),
         "pairs_per_s_without_learning": round(read / ours.seconds),
         "times_usual_tools": round(usual.seconds / share / ours.seconds, 2),
@@ -230,44 +248,53 @@ def against_usual(folder: Path, data: PreparedData, ours: Spent) -> dict[str, ob
     }
 
 
-def moses_like(folder: Path, longest: int = 100, ratio: float = 9.0) -> int:
-    kept = 0
-    with (
-        (folder / "train.en").open(encoding="utf-8") as sources,
-        (folder / "train.de").open(encoding="utf-8") as targets,
-        (folder / "clean.en").open("w", encoding="utf-8") as source_file,
-        (folder / "clean.de").open("w", encoding="utf-8") as target_file,
-    ):
-        for source, target in islice(zip(sources, targets, strict=True), PEER_PAIRS):
-            source_words, target_words = source.split(), target.split()
-            lengths = len(source_words), len(target_words)
+def moses_cleaned(folder: Path, pairs: int, longest: int = 250, ratio: float = 9.0) -> int:
+    normal = [MosesPunctNormalizer(lang).normalize for _, lang in SIDES]
+    seen: set[tuple[str, str]] = set()
+    with ExitStack() as stack:
+        opened = [stack.enter_context((folder / f"train.{lang}").open(encoding="utf-8")) for _, lang in SIDES]
+        out = [stack.enter_context((folder / f"clean.{lang}").open("w", encoding="utf-8")) for _, lang in SIDES]
+        for raw in islice(zip(*opened, strict=True), pairs):
+            words = [normalise(line).split() for normalise, line in zip(normal, raw, strict=True)]
+            lengths = [len(side) for side in words]
             if not all(1 <= length <= longest for length in lengths) or max(lengths) > ratio * min(lengths):
                 continue
-            source_file.write(" ".join(source_words) + "\n")
-            target_file.write(" ".join(target_words) + "\n")
-            kept += 1
-    return kept
+            pair = " ".join(words[0]), " ".join(words[1])
+            if pair in seen:
+                continue
+            seen.add(pair)
+            for file, text in zip(out, pair, strict=True):
+                file.write(text + "\n")
+    return len(seen)
 
 
 def pieces_of(path: Path, data: PreparedData) -> None:
-    with (
-        path.open(encoding="utf-8") as lines,
-        path.with_suffix(f"{path.suffix}.pieces").open("w", encoding="utf-8") as out,
-    ):
-        for line in lines:
-            out.write(" ".join(data.vocabulary.processor.encode(line.strip(), out_type=str)) + "\n")
+    with path.open(encoding="utf-8") as lines, path.with_name(f"{path.name}.pieces").open("w", encoding="utf-8") as out:
+        while batch := [line.rstrip("\n") for line in islice(lines, 1000)]:
+            for pieces in data.vocabulary.processor.encode(batch, out_type=str, num_threads=1):
+                out.write(" ".join(pieces) + "\n")
 
 
-def binarised(path: Path, data: PreparedData) -> None:
-    """fairseq's Dictionary.encode_line and IndexedDatasetBuilder: a list of numbers, an array, its bytes."""
-    processor = data.vocabulary.processor
-    numbers = {processor.id_to_piece(index): index for index in range(len(data.vocabulary))}
+def dictionary_of(paths: list[Path]) -> dict[str, int]:
+    """The joined dictionary: the most frequent piece first."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                counts.update(line.split())
+    return {piece: number for number, (piece, _) in enumerate(counts.most_common(), 4)}
+
+
+def binarised(path: Path, numbers: dict[str, int]) -> None:
     sizes = []
     with path.open(encoding="utf-8") as lines, path.with_suffix(".bin").open("wb") as out:
         for line in lines:
-            ids = [numbers.get(piece, 3) for piece in line.split()]
-            ids.append(1)
-            out.write(np.array(ids, dtype=np.uint16).tobytes())
+            pieces = line.split()
+            ids = torch.IntTensor(len(pieces) + 1)
+            for place, piece in enumerate(pieces):
+                ids[place] = numbers.get(piece, 3)
+            ids[len(pieces)] = 2
+            out.write(ids.numpy().astype(np.uint16).tobytes())
             sizes.append(len(ids))
     np.save(path.with_suffix(".idx.npy"), np.array(sizes))
 

@@ -8,6 +8,7 @@ runs/<name>/
   spans.jsonl         seconds a step, by rank and phase
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
+  start.json          what was taken from the model that train.start_from names
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class RunFolder:
         self.events = self.path / "events.jsonl"
         self.spans = self.path / "spans.jsonl"
         self.owner = self.path / "owner.json"
+        self.start = self.path / "start.json"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"
         self.logs = self.path / "log"
@@ -58,6 +60,7 @@ class RunFolder:
         self.figures = self.path / "figures"
         self.report_html = self.path / "report.html"
         self.report_markdown = self.path / "report.md"
+        self.report_json = self.path / "report.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / step_name(step)
@@ -229,13 +232,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def kept_folder(path: Path, key: str) -> Iterator[Path]:
+def kept_folder(path: Path, key: str, *stages: str) -> Iterator[Path]:
     """Like new_folder, under the one name `<path>.partial`, and what is in it outlives an interruption: the next call with
-    the same key finds it again. What another key left there is removed, and so is everything after a user's mistake."""
+    the same key finds it again. What another key left there is removed, but for these stages, whose names say all that they
+    depend on; and so is everything after a user's mistake."""
     path = replaceable(path)
     partial = path.with_name(f"{path.name}.partial")
     with locked(partial):
-        claim(partial, key)
+        claim(partial, key, *stages)
         try:
             yield partial
         except Unfinished:
@@ -247,13 +251,13 @@ def kept_folder(path: Path, key: str) -> Iterator[Path]:
         (path / KEY).unlink()
 
 
-def claim(folder: Path, key: str) -> None:
+def claim(folder: Path, key: str, *stages: str) -> None:
     entries = list(folder.iterdir())
     if entries and not any(KEY in entry.name for entry in entries):
         raise RunError(f"{folder}: is in the way and was not made here; move it, or choose another folder")
     same = (folder / KEY).is_file() and (folder / KEY).read_text(encoding="utf-8") == key
     for entry in entries:
-        if entry.name == KEY or (same and not entry.name.startswith(".")):  # torsos start with a dot
+        if entry.name in (KEY, *stages) or (same and not entry.name.startswith(".")):  # torsos start with a dot
             continue
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     if not same:

@@ -166,3 +166,23 @@ def test_a_lost_rank_starts_all_hosts_again_to_the_same_end(start, tmp_path, fau
     assert result.returncode == 0, result.stderr
     assert "starting again, 1 of at most 2 times" in result.stderr
     assert_same(weights(tmp_path / "undisturbed", 8), weights(tmp_path / "run", 8), rtol=0, atol=0)
+
+
+@pytest.mark.cluster
+def test_a_cable_that_is_pulled_for_a_while_costs_a_restart(start, lab, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    words = start.words(
+        "train.max_steps=500", "checkpoint.every=50", "train.timeout_seconds=5", options=("--restarts", "3")
+    )
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: runs.checkpoint_folders(run))
+        lab.cut("b")
+        time.sleep(8.0)
+        lab.mend("b")
+        _, error = process.communicate(timeout=170)
+    assert process.returncode == 0, error
+    assert "starting again" in error
+    assert start.lab.left_behind() == []
+    events = [row["event"] for row in runs.read_rows(run.events)]
+    assert events.count("resume") >= 1
+    assert events[-1] == "stop"

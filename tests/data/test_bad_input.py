@@ -4,20 +4,26 @@ import bz2
 import gzip
 import lzma
 import random
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 import zstandard
-from support import dragoman, tiny_config
+from support import as_overrides, config_for, tiny_config, write_corpus
+from typer.testing import CliRunner
 
+from dragoman.cli.main import app
 from dragoman.cli.stages import prepare
+from dragoman.config.schema import Data
 from dragoman.data.clean import LONGEST_LINE
-from dragoman.data.corpus import raw_pairs
+from dragoman.data.corpus import held_out, raw_pairs, read_pairs
+from dragoman.data.encode import PreparedData
 from dragoman.data.streams import TOO_LONG, seems
-from dragoman.errors import DataError
+from dragoman.errors import DataError, DragomanError
 
 TEXT = "".join(f"Sentence number {n} about a house.\n" for n in range(300)).encode()
+GZIP = b"\x1f\x8b"
 NOISE = random.Random(1).randbytes(10_000)
 CASES = {
     "random bytes": ("a.en", NOISE, "seems to be binary data, not text; dragoman reads UTF-8 text"),
@@ -41,7 +47,7 @@ CASES = {
     "cut gzip": ("a.gz", gzip.compress(TEXT)[:-20], "damaged or cut off"),
     "cut xz": ("a.xz", lzma.compress(TEXT)[:-20], "damaged or cut off"),
     "cut bzip2": ("a.bz2", bz2.compress(TEXT)[:-20], "damaged or cut off"),
-    "cut zstd": ("a.zst", zstandard.compress(TEXT)[:-20], "damaged or cut off (the file ends inside a zstd frame)"),
+    "cut zstd": ("a.zst", zstandard.compress(TEXT)[:-20], "damaged or cut off (Truncated compressed stream)"),
     "broken gzip": ("a.gz", gzip.compress(NOISE.hex().encode())[:5000] + bytes(99), "damaged or cut off"),
 }
 
@@ -76,7 +82,16 @@ def test_archives(tmp_path):
     assert "damaged or cut off (Bad CRC-32" in refusal(tmp_path, path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("README", "hello")
-    assert "holds 2 files; a zip archive must hold one text file" in refusal(tmp_path, path)
+    assert "a.zip: holds 2 files; name one of a.en, README as a.zip!NAME" in refusal(tmp_path, path)
+    assert "holds no b.en; name one of a.en" in refusal(tmp_path, f"{path}!b.en")
+    (tmp_path / "a.de").write_bytes(TEXT)
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("README", "hello")
+        archive.writestr("folder/a.de", TEXT.upper())
+    expected = list(zip(TEXT.splitlines(), TEXT.upper().splitlines(), strict=True))
+    assert list(raw_pairs(Path(f"{path}!a.en"), Path(f"{path}!folder/a.de"))) == expected
+    assert list(read_pairs(held_out(Data(valid_source=str(path)), "valid"))) == expected
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -104,26 +119,37 @@ def test_the_mark_for_endless_lines_is_dropped_for_its_length():
     assert len(TOO_LONG) > LONGEST_LINE
 
 
-def test_preparing_from_bad_files_writes_nothing(tmp_path):
-    (tmp_path / "a.en").write_bytes(NOISE)
-    (tmp_path / "a.de").write_bytes(TEXT)
-    names = [
-        f"data.{part}_{side}={tmp_path}/a.{lang}"
-        for part in ("train", "valid")
-        for side, lang in (("source", "en"), ("target", "de"))
-    ]
-    result = dragoman("prepare", "tiny", f"data.folder={tmp_path}/out", *names, check=False)
-    assert result.returncode == 2
-    assert (
-        result.stderr.strip()
-        == f"dragoman: {tmp_path}/a.en: seems to be binary data, not text; dragoman reads UTF-8 text, see docs/data.md"
-    )
-    config = tiny_config(
-        tmp_path / "out", tmp_path / "run", "data.corpus=files", *names, "data.train_source=/proc/self/mem"
-    )
-    with pytest.raises(DataError, match="cannot be read"):
-        prepare(config)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en"]
+@pytest.mark.parametrize("part", ["train", "valid"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (NOISE, "seems to be binary data, not text"),
+        (bytes(100_000), "seems to be nothing but zero bytes"),
+        (TEXT[:99] + bytes(100_000), "seems to be binary data, not text"),
+        (TEXT[:9000] + bytes(100_000), "sides must be aligned one to one"),
+        (gzip.compress(TEXT)[:-20], "damaged or cut off"),
+        (TEXT + b"one more\n", "bad.en has 301 lines and .*train.de has 300: the sides must be aligned"),
+        (b"a" * 50_000_000 + b"\n" + TEXT[TEXT.index(b"\n") + 1 :], "line 1: over 5,000 characters"),
+        (None, "cannot be read"),
+    ],
+    ids=["random", "zeros", "zeros after text", "zeros later", "cut gz", "longer side", "50 MB line", "unreadable"],
+)
+def test_bad_files_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, part, content, words):
+    folder = write_corpus(tmp_path)
+    name = f"bad.{'gz' if content and content[:2] == GZIP else 'en'}"
+    (folder / name).write_bytes(content or TEXT)
+    bad = "/proc/self/mem" if content is None else folder / name
+    options = [f"data.{part}_source={bad}", f"data.{part}_target={folder}/train.de", "clean.overlap=false"]
+    config = config_for(folder, *options)
+    result = CliRunner().invoke(app, ["prepare", "tiny", *as_overrides(config), "--workers", "2"])
+    if part == "train" and content and len(content) > 10_000_000:  # a training pair is dropped and counted
+        assert PreparedData(folder / "out").manifest["train"]["dropped"] == {"over 5,000 characters": 1}
+        return
+    assert isinstance(result.exception, DragomanError)
+    assert result.exception.exit_code == 2
+    assert re.search(words, str(result.exception))
+    assert "\n" not in str(result.exception)
+    assert sorted(path.name for path in folder.glob("out*")) == []
 
 
 def test_a_bad_validation_file_is_found_before_the_work_begins(tmp_path):

@@ -14,14 +14,22 @@ from dragoman.data import clean
 from dragoman.errors import DataError, MissingExtra
 
 
+def cleaned(pair, held_out=(), languages=("en", "de"), **keys):
+    """The pair after repairs and the reason to drop it, alone and among others that are sound."""
+    cleaner = clean.cleaner_for(Clean.model_validate(keys), languages, held_out)
+    sound = [(f"sound line {n}".encode(), f"gute Zeile {n}".encode()) for n in range(3)]
+    for before in (0, 3):
+        block, reasons, _ = cleaner([*sound[:before], tuple(text.encode() for text in pair), *sound])
+        assert set(reasons) <= {before}
+    return block.pair(before), reasons.get(before)
+
+
 def reason(pair, held_out=(), languages=("en", "de"), **keys):
-    section = Clean.model_validate(keys)
-    cleaner = clean.Cleaner(clean.repairs_of(section), clean.filters_of(section, languages, held_out))
-    return cleaner(tuple(text.encode() for text in pair))[1]
+    return cleaned(pair, held_out, languages, **keys)[1]
 
 
 def mended(text, **keys):
-    return clean.Cleaner(clean.repairs_of(Clean.model_validate(keys)), [])((text.encode(), b"x"))[0][0]
+    return cleaned((text, "x"), **keys)[0][0]
 
 
 @pytest.mark.parametrize(

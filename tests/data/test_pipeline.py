@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from support import SENTENCES, as_overrides, config_for, dragoman, sentences, write_corpus
 
@@ -22,12 +22,14 @@ SHARDS = "data.shard_pairs=40"  # eight of them
 BAD = [("", "x"), *sentences(1, 250), ("same same same same", "same same same same")]
 
 KILLED_AT = """
-import os, signal, sys
+import os, signal, sys, time
 from dragoman import runs
 from dragoman.config import load_config
 from dragoman.data.prepare import prepare
 calls = 0
-def kill(): os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[4] == "9" else os.killpg(0, signal.SIGINT)
+    time.sleep(5)
 def progress(stage, *_):
     global calls
     calls += stage == sys.argv[2]
@@ -55,20 +57,22 @@ def test_the_number_of_processes_does_not_matter(corpus, workers):
     assert other["digest"] == manifest["digest"]  # nor does the size of shards
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize(
     ("stage", "call"),
     [("reading valid", 1), ("cleaning train", 4), ("learning subwords", 1), ("encoding train", 4), ("joining train", 1), ("renaming", 0)],
 )  # fmt: skip
-def test_killed_and_started_again_gives_the_same_data(corpus, stage, call):
+def test_stopped_in_any_stage_and_started_again_gives_the_same_data(corpus, stage, call, number):
     config = config_for(corpus, SHARDS)
     (corpus / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    arguments = [sys.executable, "-c", KILLED_AT, str(corpus / "run.toml"), stage, str(call)]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    arguments = [sys.executable, "-c", KILLED_AT, str(corpus / "run.toml"), stage, str(call), str(int(number))]
+    result = subprocess.run(arguments, check=False, start_new_session=True, capture_output=True)
+    assert result.returncode == -number, result.stderr
     assert not (corpus / "out").exists()
     data = prepare(config, "test", workers=2)
     assert data.manifest == expected(corpus)
     assert not [path for path in corpus.iterdir() if path.suffix in (".partial", ".old")]
-    assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.is_dir()]
+    assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.name == "encoded"]
 
 
 class Stop(Exception):
@@ -108,6 +112,35 @@ def test_other_settings_do_not_go_on_from_there(corpus):
     assert "duplicate" not in prepare(changed, "test", workers=1).manifest["train"]["dropped"]
 
 
+@pytest.mark.parametrize(
+    ("change", "stages"),
+    [
+        ("data.max_tokens=30", {"encoding train"}),
+        ("subwords.dropout=0.1", {"encoding train"}),
+        ("subwords.vocab_size=110", {"learning subwords", "encoding train"}),
+        ("clean.duplicates=false", {"learning subwords", "encoding train"}),
+        ("clean.copies=false", {"cleaning train", "learning subwords", "encoding train"}),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_only_what_depends_on_a_setting_is_done_again(corpus, change, stages, finished):
+    """After a whole preparation, and after one that was interrupted before the vocabulary was learnt."""
+    if finished:
+        prepare(config_for(corpus, SHARDS), "test", workers=1)
+    else:
+        with pytest.raises(Stop):
+            prepare(config_for(corpus, SHARDS), "test", workers=1, progress=stop_at("learning subwords", 1))
+        stages = stages | {"learning subwords"}
+    told = set()
+    data = prepare(
+        config_for(corpus, SHARDS, change), "test", workers=1, force=True, progress=lambda stage, *_: told.add(stage)
+    )
+    assert told & {"cleaning train", "learning subwords", "encoding train"} == stages
+    fresh = prepare(config_for(corpus, SHARDS, change, out="fresh"), "test", workers=1)
+    assert data.manifest == fresh.manifest
+    assert sorted(path.name for path in data.folder.iterdir()) == sorted(path.name for path in fresh.folder.iterdir())
+
+
 def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):
     config = config_for(corpus, SHARDS)
     with runs.locked(corpus / "out.partial"), pytest.raises(RunError, match="another process"):
@@ -125,7 +158,7 @@ def test_interrupted_from_the_keyboard(corpus):
     config = config_for(corpus, SHARDS, 'clean.own=["slow:filter"]')
     command = [sys.executable, "-m", "dragoman", "prepare", "tiny", *as_overrides(config), "--workers", "2"]
     with subprocess.Popen(command, cwd=corpus, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for(corpus / "out.partial" / "work" / "cleaned" / "train-00001.json")
+        wait_for(corpus / "out.partial", "cleaned-*/train-00001.json")
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -142,21 +175,21 @@ def test_interrupted_while_subwords_are_learnt(corpus, monkeypatch, workers):
 
     def press(stage, *_):
         if stage == "learning subwords" and workers == 1:
-            monkeypatch.setattr("dragoman.data.prepare.read_text", lambda _: os.kill(os.getpid(), signal.SIGINT) or [])
+            monkeypatch.setattr("dragoman.data.prepare.read_cleaned", lambda _: os.kill(os.getpid(), signal.SIGINT))
         elif stage == "learning subwords":
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         prepare(config, "test", workers=workers, progress=press)
     monkeypatch.undo()
-    assert len(list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.tsv"))) == 8
+    assert len(list((corpus / "out.partial").glob("cleaned-*/train-*.arrow"))) == 8
     assert prepare(config, "test", workers=workers).manifest == expected(corpus)
 
 
-def wait_for(path, seconds=60.0):
+def wait_for(folder, pattern, seconds=60.0):
     until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, path
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < until, pattern
         time.sleep(0.01)
 
 
@@ -171,18 +204,19 @@ def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
     result = dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus, check=False)
     last = result.stderr.strip().splitlines()[-1]
     assert result.returncode == 2
-    assert "was killed by SIGKILL, most often for want of memory: use fewer --workers" in last
+    assert "a worker process died (SIGKILL(-9)), most often for want of memory: use fewer --workers" in last
     assert "Traceback" not in result.stderr
-    assert list((corpus / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+    assert list((corpus / "out.partial").glob("cleaned-*/train-*.json"))
     (corpus / "spared").touch()
     dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2", cwd=corpus)
     assert PreparedData(corpus / "out").manifest["digest"] == expected(corpus)["digest"]
 
 
-def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus):
+@pytest.mark.parametrize("kilobytes", [100, 160, 200])  # full sooner or later
+def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, kilobytes):
     disk = corpus / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -193,7 +227,7 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus):
         assert "Traceback" not in result.stderr
         assert f"{disk}/out.partial" in line
         assert "No space left on device. Make room" in line
-        assert list((disk / "out.partial" / "work" / "cleaned").glob("train-*.json"))
+        assert list((disk / "out.partial").glob("cleaned-*/train-*.json"))
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         dragoman("prepare", "tiny", *as_overrides(config), "--workers", "2")
         assert PreparedData(disk / "out").manifest["digest"] == expected(corpus)["digest"]
@@ -209,12 +243,10 @@ def test_a_mistake_of_the_user_leaves_nothing(corpus):
 
 def test_workers_import_no_torch_and_share_the_work():
     with Crew(2) as crew:
-        names = list(crew.results((imported, ("torch",)) for _ in range(4)))
-        assert names == [False] * 4
-        assert len(crew.workers) == 2
-        assert sorted(crew.results((np.add, (number, 1)) for number in range(20))) == list(range(1, 21))
+        assert list(crew.results(lambda: [(imported, ("torch",))] * 4)) == [False] * 4
+        assert sorted(crew.results(lambda: [(np.add, (number, 1)) for number in range(20)])) == list(range(1, 21))
         with pytest.raises(ZeroDivisionError):
-            list(crew.results((divmod, (1, number)) for number in (2, 1, 0)))
+            list(crew.results(lambda: [(divmod, (1, number)) for number in (2, 1, 0)]))
 
 
 def imported(name):
@@ -223,23 +255,21 @@ def imported(name):
 
 def test_a_crew_notices_a_worker_that_died_between_two_tasks():
     with Crew(2) as crew:
-        list(crew.results((abs, (number,)) for number in range(4)))
-        crew.workers[0].process.kill()
-        crew.workers[0].process.wait()
+        (worker, *_) = crew.results(lambda: [(os.getpid, ())] * 4)
+        os.kill(worker, signal.SIGKILL)
         with pytest.raises(Unfinished, match="SIGKILL"):
-            list(crew.results((abs, (number,)) for number in range(4)))
+            list(crew.results(lambda: [(time.sleep, (0.1,))] * 8))
 
 
 def test_workers_leave_when_nobody_is_left_to_work_for():
-    crew = Crew(2)
-    list(crew.results((abs, (number,)) for number in range(4)))
-    for worker in crew.workers:
-        worker.connection.close()
-    leaving = [threading.Thread(target=worker.process.wait) for worker in crew.workers]
-    for thread in leaving:
-        thread.start()
-        thread.join(timeout=20)
-    assert [worker.process.returncode for worker in crew.workers] == [0, 0]
+    script = (
+        "import os, signal; from dragoman.data.workers import Crew\n"
+        "print(*Crew(2).results(lambda: [(os.getpid, ())] * 4), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
+    workers = [psutil.Process(int(number)) for number in set(told.split()) if psutil.pid_exists(int(number))]
+    assert told
+    assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
 def test_on_a_ray_cluster_too(corpus):

@@ -9,8 +9,9 @@ from support import SENTENCES, config_for, sentences, tiny_config, write_corpus
 
 from dragoman.cli.stages import prepare
 from dragoman.config.schema import Subwords
+from dragoman.data import clean
 from dragoman.data.encode import PreparedData
-from dragoman.data.subwords import learn, sides
+from dragoman.data.subwords import learn
 from dragoman.errors import DataError
 
 
@@ -147,8 +148,9 @@ def test_text_and_ids_agree(prepared):
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_counted_words_teach_the_same_pieces_as_sentences(tmp_path, monkeypatch, kind):
     section = Subwords(kind=kind, vocab_size=60 if kind == "bpe" else 30)
-    counted = learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "counted.model")
+    texts = [clean.text_of(side) for side in zip(*SENTENCES, strict=True)]
+    counted = learn(texts, section, tmp_path / "counted.model")
     train = sentencepiece.SentencePieceTrainer.train
-    whole = {"sentence_iterator": sides(SENTENCES), "input_format": "text"}
+    whole = {"sentence_iterator": (text for pair in SENTENCES for text in pair), "input_format": "text"}
     monkeypatch.setattr("sentencepiece.SentencePieceTrainer.train", lambda **options: train(**options | whole))
-    assert learn(iter(SENTENCES), len(SENTENCES), section, tmp_path / "whole.model").digest() == counted.digest()
+    assert learn(texts, section, tmp_path / "whole.model").digest() == counted.digest()

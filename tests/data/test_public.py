@@ -1,5 +1,6 @@
 """Named corpora: the table is sound, and what comes over the network ends as aligned text with its origin beside it."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -13,7 +14,7 @@ from dragoman.data import download, public
 from dragoman.data.download import Archive
 from dragoman.data.prepare import prepare
 from dragoman.data.public import Corpus, Piece
-from dragoman.errors import DataError
+from dragoman.errors import DataError, MissingExtra
 
 SGM = """<srcset setid="newstest2013" srclang="any">
 <doc docid="1" genre="news">
@@ -190,3 +191,53 @@ def test_recipes_name_the_files_that_get_makes(name, request):
         for side, lang in zip(("source", "target"), corpus.langs, strict=True):
             assert getattr(config.data, f"{part}_{side}") == f"corpora/{name}/{part}.{lang}"
             assert getattr(config.data, f"{side}_lang") == lang
+
+
+INDEX = """
+from collections import namedtuple
+Lang, Did, Entry = namedtuple("L", "lang"), namedtuple("D", "langs"), namedtuple("E", "did url ext in_ext in_paths cols")
+def entry(url, *rest, langs=("deu", "eng")): return Entry(Did([Lang(lang) for lang in langs]), url, *rest)
+INDEX = type("Index", (), {"entries": {
+    "G-zip-1-deu-eng": entry("ORIGIN/a.zip", "zip", "txt", ["*.de", "*.en"], None),
+    "G-tsv-1-deu-eng": entry("ORIGIN/a.tsv.gz", "tsv.gz", None, None, (1, 2)),
+    "G-tmx-1-deu-eng": entry("ORIGIN/b.zip", "zip", "tmx", ["x/*.tmx"], None),
+    "G-table-1-deu-eng": entry("ORIGIN/a.xlsx", "xlsx", "xlsx", None, None),
+}})
+"""
+
+
+def test_corpora_of_mtdata(origin, tmp_path, monkeypatch):
+    """Beside a stand-in for its index, whose addresses lie on this machine."""
+    files = {
+        "__init__": "",
+        "index": INDEX.replace("ORIGIN", origin.url("")),
+        "entry": "class DatasetId: parse = str",
+        "iso/__init__": "",
+        "iso/iso639_1": 'ISO693_1_to_3 = {"de": "deu", "en": "eng"}',
+    }
+    for name, text in files.items():
+        path = tmp_path / "fake" / "mtdata" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[mtdata\]'"):
+        public.find("mtdata:G-zip-1-deu-eng")
+    monkeypatch.syspath_prepend(tmp_path / "fake")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"), prepend=":")
+    tmx = '<tmx><body><tu><tuv lang="en"><seg>one</seg></tuv><tuv lang="de"><seg>eins</seg></tuv></tu></body></tmx>'
+    for name, members in (
+        ("a", {"LICENSE": "x", "c.de-en.de": "eins\n", "c.de-en.en": "one\n"}),
+        ("b", {"x/c.tmx": tmx}),
+    ):
+        zipped = io.BytesIO()
+        with zipfile.ZipFile(zipped, "w") as archive:
+            for member, text in members.items():
+                archive.writestr(member, text)
+        origin.files[f"/{name}.zip"] = zipped.getvalue()
+    origin.files["/a.tsv.gz"] = gzip.compress(b"1.2\teins\tone\tmore\n")
+    for kind in ("zip", "tsv", "tmx"):
+        corpus = public.find(f"mtdata:G-{kind}-1-deu-eng")
+        place = public.get(corpus, tmp_path)
+        assert [(place / f"train.{lang}").read_text() for lang in ("de", "en")] == ["eins\n", "one\n"], kind
+    for name, words in (("G-table-1-deu-eng", "xlsx of de-en is not read here"), ("G-x", "not in the index of mtdata")):
+        with pytest.raises(DataError, match=words):
+            public.find(f"mtdata:{name}")

@@ -3,14 +3,18 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import tiny_config
 
 from dragoman.cli.stages import prepare, train
 from dragoman.config.schema import Subwords
-from dragoman.data import encode
-from dragoman.data.subwords import EOS, UNK, Vocabulary, learn
+from dragoman.data.clean import text_of
+from dragoman.data.encode import PreparedData
+from dragoman.data.subwords import EOS, UNK, Cutter, Vocabulary, learn
 from dragoman.errors import DataError
 from dragoman.translate import Translator
 
@@ -21,7 +25,7 @@ TEXTS = [source for source, _ in PAIRS]
 
 def learnt(path, kind="bpe", size=90, **keys):
     path.parent.mkdir(exist_ok=True)
-    return learn(PAIRS, len(PAIRS), Subwords(vocab_size=size, kind=kind, **keys), path)
+    return learn(map(text_of, zip(*PAIRS, strict=True)), Subwords(vocab_size=size, kind=kind, **keys), path)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,12 @@ def given_model(tmp_path_factory):
 
 def cut(vocabulary, text):
     return " ".join(vocabulary.processor.encode(text, out_type=str))
+
+
+def rows(cutter, texts):
+    """Ids of every text, as lists."""
+    ids, lengths = cutter.encode(text_of(texts), 2)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 def written(folder, change, parts=("train", "valid")):
@@ -84,7 +94,7 @@ def test_text_that_is_cut_already_gives_the_same_ids_and_plain_translations(tmp_
         options.append(f"data.tokenized={str(folder == 'pieces').lower()}")
         config = tiny_config(tmp_path / folder / "out", tmp_path / folder / "run", *options)
         prepare(config)
-    plain, pieces = (encode.PreparedData(tmp_path / folder / "out") for folder in ("plain", "pieces"))
+    plain, pieces = (PreparedData(tmp_path / folder / "out") for folder in ("plain", "pieces"))
     assert pieces.manifest["digest"] == plain.manifest["digest"]
     assert pieces.text("valid") == plain.text("valid") == PAIRS[:20]
     train(config)
@@ -93,9 +103,8 @@ def test_text_that_is_cut_already_gives_the_same_ids_and_plain_translations(tmp_
 
 
 def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given_model):
-    assert given_model.look_up(["▁the zzz </s> <pad>"]) == [
-        [given_model.processor.piece_to_id("▁the"), UNK, UNK, UNK, EOS]
-    ]
+    known = given_model.processor.piece_to_id("▁the")
+    assert rows(Cutter(given_model, tokenized=True), ["▁the zzz </s> <pad>"]) == [[known, UNK, UNK, UNK, EOS]]
     assert given_model.join(["▁the zzz ▁old"]) == ["thezzz old"]
     options = [f"subwords.model={given_model.path}", "data.tokenized=true"]
     some = written(tmp_path, lambda text: cut(given_model, text) + (" zzz" if text == TEXTS[3] else ""))
@@ -109,11 +118,47 @@ def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given
 def test_the_reference_data_folder_works_as_it_is():
     vocabulary = Vocabulary(REFERENCE / "m_common.model")
     pieces = (REFERENCE / "wmt14-en-de.src.BPE_common.32K.tok").read_text(encoding="utf-8").splitlines()
-    ids = vocabulary.look_up(pieces)
+    ids = rows(Cutter(vocabulary, tokenized=True), pieces)
     assert (len(vocabulary), len(ids), sum(row.count(UNK) for row in ids)) == (32_768, 2_737, 12)
     plain = vocabulary.join(pieces)
     assert plain[0] == "Orlando Bloom and Miranda Kerr still love each other"
-    assert vocabulary.encode(plain) == ids
+    assert vocabulary.encode(plain) == ids == rows(Cutter(vocabulary), plain)
+    assert vocabulary.knows_words
+
+
+ODD = st.text(
+    st.characters(codec="utf-8", exclude_characters="\n")
+    | st.sampled_from("the old \u2581\u200b\xb4\xa8\u0308\u3099ﬁＡ가")
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(ODD.map(lambda text: " ".join(text.split())), min_size=1))
+def test_words_that_are_cut_once_are_cut_as_in_their_sentences(given_model, texts):
+    assert given_model.knows_words
+    assert rows(Cutter(given_model), [*texts, *TEXTS[:3], ""]) == given_model.encode([*texts, *TEXTS[:3], ""])
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [("unigram", {}), ("char", {}), ("word", {"use_all_vocab": True}), ("bpe", {"add_dummy_prefix": False}),
+     ("bpe", {"split_by_whitespace": False}), ("bpe", {"treat_whitespace_as_suffix": True})],
+)  # fmt: skip
+def test_other_vocabularies_see_whole_sentences(tmp_path, kind, keys):
+    marks = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "minloglevel": 2}
+    train, size = sentencepiece.SentencePieceTrainer.train, {"char": 25, "word": 30, "unigram": 70}.get(kind, 90)
+    train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=size,
+        model_type=kind,
+        **marks,
+        **keys,
+    )
+    vocabulary = Vocabulary(tmp_path / "m.model")
+    assert not vocabulary.knows_words
+    texts = [*TEXTS[:20], "the \u200b unheard of zzz qqq house"]
+    assert rows(Cutter(vocabulary), texts) == vocabulary.encode(texts)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -14,10 +15,19 @@ from dragoman.data.subwords import BOS, Vocabulary, learn
 from dragoman.model.folder import Description, write_model
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
-from dragoman.translate.search import padded
+from dragoman.translate.torch_engine import padded
 
 torch.set_num_threads(1)
-SHAPE = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64, dropout=0.0, attention_dropout=0.0)
+SHAPE = Model(
+    d_model=32,
+    heads=4,
+    encoder_layers=2,
+    decoder_layers=2,
+    d_ff=64,
+    dropout=0.0,
+    attention_dropout=0.0,
+    relu_dropout=0.0,
+)
 WHO = {"the cat": "die Katze", "my brother": "mein Bruder", "a teacher": "eine Lehrerin", "nobody": "niemand"}
 DOES = {"sees": "sieht", "paints": "malt", "forgets": "vergisst", "understands": "versteht", "buys": "kauft"}
 WHAT = {
@@ -33,9 +43,14 @@ PAIRS = [
 
 
 @pytest.fixture(scope="session")
+def pairs() -> list[tuple[str, str]]:
+    return PAIRS
+
+
+@pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return learn(
-        PAIRS, len(PAIRS), Subwords(vocab_size=120), tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
+        map(pa.array, PAIRS), Subwords(vocab_size=120), tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,14 @@ from dragoman.errors import DragomanError, MissingExtra
 from dragoman.exporting import export
 from dragoman.runs import damage
 from dragoman.translate import Translator
-from dragoman.translate.search import beam_search, padded
+from dragoman.translate.torch_engine import padded
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
 
 @pytest.fixture(scope="module")
 def original(checkpoint):
-    return Translator.load(checkpoint, "cpu")
+    return Translator.load(checkpoint, "cpu", engine="torch")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,9 @@ def opened(folder: Path, **options):
 
 def ours(original, sentences, **settings):
     """Pieces and scores of the best hypotheses."""
-    section = original.section.model_copy(update=settings)
-    best = [found[0] for found in beam_search(original.model, original.vocabulary.encode(sentences), section)]
+    sources = original.vocabulary.encode(sentences)
+    found = original.engine.search(sources, [[] for _ in sources], original.request(**settings))
+    best = [hypotheses[0] for hypotheses in found]
     return [original.vocabulary.processor.id_to_piece(hypothesis.ids) for hypothesis in best], [
         hypothesis.score for hypothesis in best
     ]
@@ -54,9 +56,9 @@ def our_log_probabilities(original, sources, targets):
     shifted = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], dim=1)
     positions = [torch.arange(ids.shape[1]).expand_as(ids) for ids in (source, target)]
     with torch.inference_mode():
-        memory = original.model.encode(source, positions[0], source_segment)
-        hidden = original.model.decode(shifted, positions[1], segment, memory, source_segment)
-        table = original.model.logits(hidden).log_softmax(dim=-1).gather(2, target[:, :, None])[:, :, 0]
+        memory = original.engine.model.encode(source, positions[0], source_segment)
+        hidden = original.engine.model.decode(shifted, positions[1], segment, memory, source_segment)
+        table = original.engine.model.logits(hidden).log_softmax(dim=-1).gather(2, target[:, :, None])[:, :, 0]
     return [row[: int(length)].tolist() for row, length in zip(table, segment.sum(dim=1), strict=True)]
 
 
@@ -66,14 +68,18 @@ def test_folder(exported, original):
         "config.json",
         "shared_vocabulary.json",
         "vocabulary.model",
+        "model.toml",
         "manifest.json",
+        "README.md",
     }
     assert damage(exported) is None
     config = json.loads((exported / "config.json").read_text())
     assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
     assert (config["add_source_bos"], config["add_source_eos"]) == (False, True)
     assert json.loads((exported / "shared_vocabulary.json").read_text())[:4] == ["<pad>", "</s>", "<s>", "<unk>"]
-    assert contains_once(exported / "model.bin", original.model.embedding.weight), "the tied matrix is stored once"
+    assert contains_once(exported / "model.bin", original.engine.model.embedding.weight), (
+        "the tied matrix is stored once"
+    )
 
 
 def contains_once(file: Path, tensor: torch.Tensor) -> bool:
@@ -135,3 +141,42 @@ def test_refusals_in_words(checkpoint, tmp_path, monkeypatch):
     with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[export\]'"):
         export(checkpoint, tmp_path / "out", kind="ctranslate2")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_engine_is_the_model(original, exported, checkpoint, sentences):
+    """Through the same door: n-best lists, scores, prefixes, alignments; from the export, and converted on the way."""
+    request = original.request(n_best=3)
+    prefixes = ["die" if number % 3 else "" for number in range(len(sentences))]
+    for path, options in product((exported, checkpoint), ({"alignment": True}, {"prefixes": prefixes})):
+        expected = original.search(sentences, request, **options)
+        translator = Translator.load(path, "cpu")
+        assert translator.engine.name == "ctranslate2"
+        found = translator.search(sentences, request, **options)
+        for ours, theirs in zip(expected[:-1], found[:-1], strict=True):  # the last one is longer than its limit
+            assert [each.text for each in theirs] == [each.text for each in ours]
+            assert [each.score for each in theirs] == pytest.approx([each.score for each in ours], abs=1e-3)
+        if "alignment" in options:
+            assert_same_attention(original, translator, sentences[:-1])
+
+
+def assert_same_attention(original, translator, sentences):
+    """Numbers, not words: in a model that has hardly learnt anything two words may be looked at equally much."""
+    sources = original.vocabulary.encode(sentences)
+    nothing = [[] for _ in sources]
+    ours, theirs = (
+        each.engine.search(sources, nothing, each.request(), attention=True) for each in (original, translator)
+    )
+    for (mine,), (other,) in zip(ours, theirs, strict=True):
+        assert mine.ids == other.ids
+        for row, same in zip(mine.attention, other.attention, strict=True):
+            assert row[:-1] == pytest.approx(same, abs=1e-4)  # CTranslate2 leaves the end mark out
+
+
+def test_what_the_engine_cannot_do_is_said(exported):
+    translator = Translator.load(exported, "cpu")
+    with pytest.raises(DragomanError, match="choose engine torch"):
+        translator.translate(["the cat sees bread."], groups=2)
+    with pytest.raises(DragomanError, match="engine torch needs the model it was made from"):
+        Translator.load(exported, engine="torch")
+    with pytest.raises(DragomanError, match="holds no weights to go on from"):
+        export(exported, exported.parent / "again")

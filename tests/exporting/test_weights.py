@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dragoman.config import load_config, to_toml
@@ -30,6 +31,7 @@ def test_model_folder(checkpoint, sentences, tmp_path):
         "model.toml",
         "vocabulary.model",
         "manifest.json",
+        "README.md",
     }
     assert damage(out) is None
     manifest = json.loads((out / "manifest.json").read_text())
@@ -47,8 +49,14 @@ def test_a_run_exports_its_best_checkpoint(checkpoint, tmp_path):
         (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
         write_manifest(run / "checkpoints" / f"step-{step:08d}", {"step": step, "scores": {"bleu": bleu}})
     (run / "run.toml").write_text(to_toml(load_config()))
-    out = export(run, tmp_path / "model")
+    out = export(run, tmp_path / "model", licence="cc-by-4.0")
     assert json.loads((out / "manifest.json").read_text())["step"] == 200
+    card = (out / "README.md").read_text()
+    assert "license: cc-by-4.0" in card
+    assert "step 200 of 300,000" in card
+    assert "| validation | bleu | 30.00 |" in card
+    again = (export(out, tmp_path / "again") / "README.md").read_text()  # its run is no longer at hand
+    assert "| validation | bleu | 30.00 |" in again
 
 
 def test_an_empty_folder_is_filled_and_anything_else_is_left_alone(checkpoint, tmp_path):
@@ -83,7 +91,7 @@ def test_a_damaged_source_is_refused_and_leaves_nothing(copied, tmp_path, kind):
 
 def test_parts_that_do_not_belong_together_are_refused(copied, tmp_path, vocabulary):
     (copied / "manifest.json").unlink()
-    learn([("a b c d", "e f g h")], 1, Subwords(vocab_size=10, kind="char"), copied / "vocabulary.model")
+    learn([pa.array(["a b c d", "e f g h"])], Subwords(vocab_size=10, kind="char"), copied / "vocabulary.model")
     with pytest.raises(RunError, match=rf"the vocabulary has \d+ pieces, the model {len(vocabulary)}"):
         export(copied, tmp_path / "out")
     description = copied / "model.toml"
@@ -93,8 +101,10 @@ def test_parts_that_do_not_belong_together_are_refused(copied, tmp_path, vocabul
 
 
 def test_arguments_are_checked_first(tmp_path):
-    with pytest.raises(DragomanError, match="kind 'onnx' is not known; choose one of dragoman, ctranslate2"):
-        export("nowhere", tmp_path / "out", kind="onnx")
+    with pytest.raises(
+        DragomanError, match="kind 'tflite' is not known; choose one of dragoman, ctranslate2, huggingface, onnx"
+    ):
+        export("nowhere", tmp_path / "out", kind="tflite")
     with pytest.raises(DragomanError, match="only for kind ctranslate2"):
         export("nowhere", tmp_path / "out", quantization="int8")
     with pytest.raises(RunError, match="nowhere: no such folder"):

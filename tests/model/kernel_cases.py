@@ -108,6 +108,18 @@ def case_loss(dtype):
         same(f"loss {width}", dtype, list(ours), list(theirs))
 
 
+def case_best_of(dtype):
+    """The same columns in the same order; logits are all different, so that there is one order only."""
+    for width in (1300, 9000):
+        logits = (torch.randperm(6 * width).view(2, 3, width) / 64).to(DEVICE).to(dtype)
+        logits[0, 0, 0] = logits[0, 1, 2] = 999.0  # what is never chosen counts for the normalizer all the same
+        ours, theirs = (way.best_of(logits.contiguous(), 7, (0, 2)) for way in (fused, plain))
+        same("best_of", dtype, list(ours[:2]), list(theirs[:2]))
+        if dtype == torch.float32:
+            assert torch.equal(ours[2], theirs[2])
+        assert not torch.isin(ours[2], torch.tensor([0, 2], device=DEVICE)).any()
+
+
 def case_dropout_is_drawn_again_in_the_backward_pass(dtype):
     """Where an update was dropped its gradient is zero, elsewhere it is scaled; and another call drops others."""
     x, update = torch.zeros(64, 64, device=DEVICE, dtype=dtype), torch.ones(64, 64, device=DEVICE, dtype=dtype)

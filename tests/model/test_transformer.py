@@ -10,14 +10,16 @@ from dragoman.data.subwords import BOS
 from dragoman.model import loss as loss_module
 from dragoman.model.loss import SequenceLoss, loss_floor
 from dragoman.model.size import checkpoint_bytes, parameters, ring_bytes
-from dragoman.model.transformer import Transformer
+from dragoman.model.transformer import Cache, Transformer
 
 SMALL = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64)
 
 
-@pytest.fixture
-def model(prepared):
-    model = Transformer(SMALL, len(prepared.vocabulary))
+@pytest.fixture(params=["tensor2tensor", "marian"])
+def model(prepared, request):
+    activation = {"tensor2tensor": "relu", "marian": "swish"}[request.param]
+    section = SMALL.model_copy(update={"style": request.param, "activation": activation})
+    model = Transformer(section, len(prepared.vocabulary))
     model.init_weights(1)
     return model.eval()
 
@@ -28,6 +30,12 @@ def test_parameters_of_the_reference(preset, expected):
     with torch.device("meta"):
         model = Transformer(section, 32_768)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected == parameters(section, 32_768)
+
+
+def test_parameters_in_the_style_of_marian():
+    section = SMALL.model_copy(update={"style": "marian"})
+    model = Transformer(section, 100)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters(section, 100)
 
 
 def test_bytes_of_the_reference():
@@ -78,10 +86,14 @@ def test_cached_decoding_gives_the_logits_of_the_whole_pass(prepared, model):
     memory = model.encode(batch.source, batch.source_position, batch.source_segment)
     hidden = model.decode(batch.target_in, batch.target_position, batch.target_segment, memory, batch.source_segment)
     whole = model.logits(hidden)
-    cache = model.start(batch.source, batch.source_segment)
-    for position in range(int((batch.target_segment > 0).sum(1).min())):
-        step = model.step(batch.target_in[:, position], cache)
-        torch.testing.assert_close(step, whole[:, position], rtol=1e-4, atol=1e-4)
+    slots = int((batch.target_segment > 0).sum(1).min())
+    shape = (6, SMALL.heads, slots, 1, SMALL.d_model // SMALL.heads)
+    past = [(torch.zeros(shape), torch.zeros(shape)) for _ in model.decoder]
+    cache = Cache(*model.start(batch.source, batch.source_segment), past)
+    for position in range(slots):
+        seen = torch.zeros(6, 1, 1, slots).index_fill(3, torch.arange(position + 1, slots), float("-inf"))
+        step = model.step(batch.target_in[:, position, None], torch.tensor([position]), cache, seen)
+        torch.testing.assert_close(step[:, 0], whole[:, position], rtol=1e-4, atol=1e-4)
     assert batch.target_in[0, 0] == BOS
 
 

@@ -1,10 +1,14 @@
 """The monitor: gives what the machine has, writes rows, and never raises into training."""
 
+import sys
 import time
 
+import pytest
+
+from dragoman.errors import MissingExtra
 from dragoman.monitor import host, sampler
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics
+from dragoman.monitor.sinks import Metrics, MLflow, TensorBoard, WandB
 from dragoman.runs import read_rows
 
 
@@ -92,7 +96,7 @@ def test_files_that_are_not_there_are_no_numbers(tmp_path, monkeypatch):
 def test_metrics_reach_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    metrics = Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    metrics = Metrics(tmp_path / "metrics.jsonl", [TensorBoard(tmp_path / "tensorboard", "own")])
     for step in (1, 2):
         metrics.write({"kind": "train", "step": step, "loss": 3.0 / step, "note": "text is no number"})
     metrics.close()
@@ -100,3 +104,75 @@ def test_metrics_reach_tensorboard(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 3.0), (2, 1.5)]
     assert events.Tags()["scalars"] == ["train/loss"]
     assert [row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")] == [3.0, 1.5]
+
+
+def test_tensorboard_speaks_the_language_of_the_reference_when_asked(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    metrics = Metrics(tmp_path / "metrics.jsonl", [TensorBoard(tmp_path / "tensorboard", "openseq2seq")])
+    metrics.write({"kind": "train", "step": 5, "loss": 3.0, "grad_norm": 0.5, "step_seconds": 0.25, "row_fill": 0.9})
+    metrics.write({"kind": "valid", "step": 5, "loss": 2.5, "bleu": 25.0})
+    metrics.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    norm = {"Loss_Optimization/global_gradient_norm": 0.5, "global_step/sec": 4.0}
+    assert found == {"train_loss": 3.0, "eval_loss": 2.5, "Eval_BLEU_Score": 0.25, **norm}
+
+
+class Service:
+    """Stands for wandb and mlflow: remembers what it was sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def init(self, **how):
+        self.sent.append(how)
+        return self
+
+    def log(self, numbers, step):
+        self.sent.append((step, numbers))
+
+    def log_metrics(self, numbers, step):
+        self.sent.append((step, numbers))
+
+    def set_experiment(self, name):
+        self.sent.append(name)
+
+    def start_run(self, run_name):
+        self.sent.append(run_name)
+
+    def finish(self):
+        self.sent.append("end")
+
+    end_run = finish
+
+
+def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
+    for module, make in (("wandb", WandB), ("mlflow", MLflow)):
+        service = Service()
+        monkeypatch.setitem(sys.modules, module, service)
+        metrics = Metrics(tmp_path / "metrics.jsonl", [make("translation", "run-7")])
+        metrics.write({"kind": "train", "step": 5, "loss": 3.0, "note": "text"})
+        metrics.close()
+        assert service.sent[-1] == "end"
+        (numbers,) = [sent[1] for sent in service.sent if isinstance(sent, tuple)]
+        assert list(numbers.values()) == [3.0]
+
+
+def test_a_missing_package_is_named_and_a_broken_service_is_left_alone(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtra, match=r"dragoman\[wandb\]"):
+        WandB("project", "name")
+
+    class Broken:
+        def write(self, kind, step, numbers):
+            raise ConnectionError("no route to host")
+
+        close = None
+
+    metrics = Metrics(tmp_path / "metrics.jsonl", [Broken()])
+    for step in (1, 2):
+        metrics.write({"kind": "train", "step": step, "loss": 3.0})
+    metrics.close()
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 2
+    assert caplog.text.count("no route to host") == 1

@@ -122,6 +122,7 @@ def test_what_is_kept_is_what_all_agree_on(ran, name):
     ("overrides", "reason"),
     [
         (["parallel.strategy=fsdp", "parallel.wire=int8"], "has no meaning with"),
+        (["parallel.strategy=local", "train.precision=fp16"], "scales one loss for all ranks"),
         (["parallel.strategy=streaming", "parallel.inner_steps=10", "parallel.fragments=4"], "does not divide"),
     ],
 )

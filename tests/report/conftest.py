@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import manifest, write_checkpoint
 
 from dragoman.config import Config, load_config, to_toml
 from dragoman.config.schedule import learning_rate
@@ -191,53 +192,6 @@ def environment(parameters: int) -> Row:
         "hosts": [{**host, "interfaces": [{"name": "eth0", "speed_mbit": 10000}]}],
         "model": {**model, "allreduce_bytes": 4 * parameters, "flops_per_target_token": 7400000, "loss_floor": 1.0799},
     }  # fmt: skip
-
-
-def manifest() -> Row:
-    train: Row = {
-        "pairs": 49990,
-        "source_bytes": 2_100_000,
-        "target_bytes": 2_500_000,
-        "source_tokens": 610_000,
-        "target_tokens": 700_000,
-    }
-    train |= {"read_pairs": 50000, "dropped": {"empty": 3, "too long": 7}, "digest": "d"}
-    languages = {"source_lang": "en", "target_lang": "de", "vocabulary": {"kind": "bpe", "size": 2000, "digest": "d"}}
-    return {
-        "format": 1,
-        "dragoman": "0.1.0",
-        "corpus": "grammar",
-        **languages,
-        "train": train,
-        "valid": train,
-        "digest": "d",
-        "settings": {},
-    }
-
-
-def write_safetensors(path: Path, payload_bytes: int, description: str) -> None:
-    """Header and a hole of the right size: 730 MB take no room on disk."""
-    header = json.dumps({"__metadata__": {"what": description}}).encode()
-    with path.open("wb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        stream.truncate(8 + len(header) + payload_bytes)
-
-
-def write_checkpoint(path: Path, step: int, parameters: int) -> int:
-    path.mkdir(parents=True, exist_ok=True)
-    write_safetensors(path / "model.safetensors", 4 * parameters, "weights")
-    write_safetensors(path / "optimizer.safetensors", 8 * parameters, "moments")
-    (path / "vocabulary.model").write_bytes(b"v" * 270_000)
-    (path / "model.toml").write_text("format = 1\n" * 40, encoding="utf-8")
-    (path / "training.json").write_text(json.dumps({"step": step}), encoding="utf-8")
-    files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": "0"}
-        for file in path.iterdir()
-        if file.name != "manifest.json"
-    }
-    content = {"format": 1, "step": step, "time": START, "scores": {"loss": 3.1, "bleu": 43.2}, "files": files}
-    (path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
-    return sum(file.stat().st_size for file in path.iterdir())
 
 
 @pytest.fixture

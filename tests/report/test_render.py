@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import Gpu, Made
 
 from dragoman.report import load_run, write_report
-from dragoman.report.render import render_html, render_markdown
+from dragoman.report.render import plain, render_html, render_markdown
 
 Write = Callable[..., Path]
 KINDS: dict[str, dict[str, Any]] = {
@@ -63,15 +65,16 @@ def test_every_kind_of_run_makes_a_whole_page(story: Write, kind: str) -> None:
     assert "https://" not in html
     assert "http://" not in html
     assert re.findall(r"url\((?!#)", html) == []
-    assert all(f"- **{number} " in markdown for number in (1, 6, 7, 8, 9, 10))
+    assert all(f"- **{number} " in markdown for number in range(1, 12))
     assert all(f"## {number}. " in markdown for number in range(1, 12))
     assert re.search(r"\b(nan|None|inf)\b", re.sub(r"<svg.*?</svg>|<style>.*?</style>", "", html, flags=re.S)) is None
 
 
-def test_a_whole_run_has_all_ten_figures(story: Write) -> None:
+def test_a_whole_run_has_all_figures(tmp_path: Path) -> None:
+    """One for each question, five curves against three axes, parts of a step, memory."""
     parser = Balance()
-    parser.feed(render_html(load_run(story())))
-    assert parser.seen.count("svg") == 10
+    parser.feed(render_html(load_run(Made(tmp_path / "run", hosts=2, ranks=2, gpu=Gpu()).write())))
+    assert parser.seen.count("svg") == 11 + 5 * 3 + 2
 
 
 def test_figures_take_their_colours_from_the_page(story: Write) -> None:
@@ -93,7 +96,7 @@ def test_text_of_strangers_is_shown_and_not_run(story: Write) -> None:
 def test_the_first_screen_has_verdicts_and_the_score_with_its_signature(story: Write) -> None:
     html = render_html(load_run(story()))
     first = html[html.index("<header>") : html.index("</header>")]
-    assert first.count('class="said"') == 6
+    assert first.count('class="said"') == 11
     assert "BLEU 73.6" in first
     assert "nrefs:1|case:mixed" in first
     assert "1.23 million parameters" in first
@@ -122,8 +125,18 @@ def test_a_long_run_keeps_a_small_page(story: Write) -> None:
 def test_both_files_are_written_into_the_run_folder(story: Write) -> None:
     folder = story()
     before = {path.name for path in folder.iterdir()}
-    assert write_report(folder) == (folder / "report.html", folder / "report.md")
-    assert {path.name for path in folder.iterdir()} - before == {"report.html", "report.md", "figures"}
+    names = ("report.html", "report.md", "report.json")
+    assert write_report(folder) == tuple(folder / name for name in names)
+    assert {path.name for path in folder.iterdir()} - before == {*names, "figures"}
+
+
+def test_the_json_says_what_the_page_says(story: Write) -> None:
+    folder = story()
+    write_report(folder)
+    told, page = json.loads((folder / "report.json").read_text()), (folder / "report.md").read_text()
+    assert [answer["number"] for answer in told["answers"]] == list(range(1, 12))
+    assert all(plain(answer["verdict"]) in page for answer in told["answers"])
+    assert all(plain(finding["title"]) in page for finding in told["findings"])
 
 
 def test_reading_a_run_starts_fast_and_without_torch() -> None:
@@ -136,7 +149,7 @@ def test_figures_of_the_markdown_are_whole_files_beside_it(story: Write) -> None
     from xml.etree import ElementTree
 
     folder = story()
-    _, markdown = write_report(folder)
+    _, markdown, _ = write_report(folder)
     links = re.findall(r"!\[[^]]*\]\(([^)]*)\)", markdown.read_text(encoding="utf-8"))
     assert len(links) == len(set(links)) >= 9
     for link in links:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -12,56 +13,61 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
-from dragoman.serve.app import Limits, create_app
+from dragoman.errors import ConfigError, DataError
+from dragoman.serve.limits import Keys, Rate
 
-LIMITS = Limits(texts=3, characters_per_text=20, beam=8, body_bytes=2000)
-
-
-class Shouter:
-    """Translates into capitals, and notices when two ask at once."""
-
-    def __init__(self):
-        self.beams, self.busy, self.overlaps, self.go = [], threading.Lock(), 0, threading.Event()
-        self.go.set()
-
-    def translate(self, texts, *, beam=None):
-        self.overlaps += not self.busy.acquire(blocking=False)
-        self.go.wait(10)
-        self.beams.append(beam)
-        self.busy.release()
-        if "crash" in texts:
-            raise RuntimeError("secret of the house")
-        return [text.upper() for text in texts]
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def shouter():
-    return Shouter()
-
-
-@pytest.fixture
-def client(shouter):
-    with TestClient(create_app(shouter, name="demo", limits=LIMITS), raise_server_exceptions=False) as client:
+def client(make, shouter):
+    with TestClient(make(make.behind(shouter)), raise_server_exceptions=False) as client:
         yield client
 
 
 def test_translates_in_order(client, shouter):
-    answer = client.post("/translate", json={"texts": ["b", "Grüße ☃", ""]})
-    assert (answer.status_code, answer.json()) == (200, {"translations": ["B", "GRÜSSE ☃", ""]})
-    assert client.post("/translate", json={"texts": [], "beam": 8}).json() == {"translations": []}
-    assert shouter.beams == [None, 8]
+    answer = client.post("/v1/translate", json={"texts": ["b", "Grüße ☃", ""]})
+    assert (answer.status_code, answer.json()["translations"]) == (200, ["B", "GRÜSSE ☃", ""])
+    assert client.post("/v1/translate", json={"texts": []}).json()["translations"] == []
+    client.post("/v1/translate", json={"texts": ["a"], "beam": 8})
+    assert [request.beam for request in shouter.requests] == [4, 8]
+
+
+def test_alternatives_and_alignments(client):
+    answer = client.post("/v1/translate", json={"texts": ["b"], "alternatives": 2, "alignment": True}).json()
+    assert [each["text"] for each in answer["details"][0]] == ["B", "B!", "B!!"]
+    assert answer["details"][0][0] == {"text": "B", "score": 0.0, "alignment": [[0, 0]]}
+    assert client.post("/v1/translate", json={"texts": ["b"]}).json()["details"] is None
 
 
 def test_describes_itself(client):
-    assert client.get("/health").json() == {"status": "ok", "model": "demo"}
-    about = client.get("/").json()
-    assert about["model"] == "demo"
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+    about = client.get("/v1/models").json()
+    assert about["models"] == [{"name": "demo", "source": "en", "target": "de"}]
     assert about["limits"]["texts"] == 3
-    described = client.get("/openapi.json").json()["paths"]
-    assert {f"{method.upper()} {path}" for path, methods in described.items() for method in methods} == {
-        *(path for path in about["paths"] if path != "GET /openapi.json"),
-        "GET /",
-    }
+    page = client.get("/")
+    assert "<title>dragoman</title>" in page.text
+    assert "http" not in page.text.replace("http-equiv", ""), "no external resources"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_several_models_by_language_or_name(make, shouter):
+    other = make.shouter()
+    app = make(make.behind(shouter), make.behind(other, "back", "de", "en"), make.behind(other, "third", "de", "fr"))
+    with TestClient(app) as client:
+        for asked, model in (
+            ({"source": "en", "target": "de"}, "demo"),
+            ({"target": "en"}, "back"),
+            ({"source": "de", "target": "fr"}, "third"),
+            ({"model": "third"}, "third"),
+        ):
+            assert client.post("/v1/translate", json={"texts": ["a"], **asked}).json()["model"] == model
+        for asked in ({}, {"source": "en", "target": "fr"}, {"source": "tlh"}, {"model": "nobody"}):
+            answer = client.post("/v1/translate", json={"texts": ["a"], **asked})
+            assert answer.status_code == 404
+            assert "there are: demo (en to de), back (de to en), third (de to fr)" in answer.json()["detail"]
+        assert client.get("/languages").json()[0] == {"code": "de", "name": "de", "targets": ["en", "fr"]}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +75,10 @@ def test_describes_itself(client):
     [
         ({"texts": ["a"] * 4}, 413, "texts: 4 of them; at most 3"),
         ({"texts": ["a", "b" * 21]}, 413, "texts.1: 21 characters; at most 20"),
+        ({"texts": ["b" * 18] * 3}, 413, "texts: 54 characters in all; at most 50"),
         ({"texts": ["a" * 2001]}, 413, "request: more than 2,000 bytes"),
         ({"texts": ["a"], "beam": 9}, 422, "beam: 9; at most 8"),
+        ({"texts": ["a"], "alternatives": 4}, 422, "alternatives: 4; at most 3"),
         ({"texts": ["a"], "beam": 0}, 422, "body.beam: Input should be greater than or equal to 1"),
         ({"texts": ["a"], "beam": "4"}, 422, "body.beam: Input should be a valid integer"),
         ({"texts": "a"}, 422, "body.texts: Input should be a valid list"),
@@ -83,47 +91,209 @@ def test_describes_itself(client):
     ],
 )
 def test_refuses_in_words(client, shouter, asked, status, words):
-    answer = client.post("/translate", content=json.dumps(asked), headers={"content-type": "application/json"})
+    answer = client.post("/v1/translate", content=json.dumps(asked), headers=JSON)
     assert answer.status_code == status
     assert words in answer.json()["detail"]
     assert len(answer.json()["detail"]) < 400
-    assert not shouter.beams
+    assert not shouter.batches
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
-def test_refuses_what_is_not_json(client, content):
-    answer = client.post("/translate", content=content, headers={"content-type": "application/json"})
+@pytest.mark.parametrize("path", ["/v1/translate", "/v1/stream", "/translate"])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"", b"[" * 1500])
+def test_refuses_what_is_not_json(client, path, content):
+    answer = client.post(path, content=content, headers=JSON)
     assert answer.status_code in (400, 422)
-    assert isinstance(answer.json()["detail"], str)
+    assert isinstance(answer.json()["error" if path == "/translate" else "detail"], str)
 
 
 def test_a_form_is_told_to_be_json(client):
     """What `curl -d` sends when nobody tells it otherwise."""
     form = client.post(
-        "/translate", content=b'{"texts": ["a"]}', headers={"content-type": "application/x-www-form-urlencoded"}
+        "/v1/translate", content=b'{"texts": ["a"]}', headers={"content-type": "application/x-www-form-urlencoded"}
     )
     assert (form.status_code, "Content-Type: application/json" in form.json()["detail"]) == (422, True)
 
 
 def test_a_long_request_is_refused_also_when_it_does_not_say_its_length(client):
     chunks = (b" " * 1000 for _ in range(100))
-    answer = client.post("/translate", content=chunks, headers={"content-type": "application/json"})
+    answer = client.post("/v1/translate", content=chunks, headers=JSON)
     assert (answer.status_code, "more than 2,000 bytes" in answer.json()["detail"]) == (413, True)
 
 
 def test_a_failure_is_answered_and_keeps_its_secrets(client):
-    answer = client.post("/translate", json={"texts": ["crash"]})
+    answer = client.post("/v1/translate", json={"texts": ["crash"]})
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "server's log" in answer.json()["detail"]
-    assert client.post("/translate", json={"texts": ["a"]}).json() == {"translations": ["A"]}
+    assert client.post("/v1/translate", json={"texts": ["a"]}).json()["translations"] == ["A"]
 
 
-def test_one_translation_at_a_time_and_health_in_between(client, shouter):
+def test_a_long_text_comes_sentence_by_sentence(make, shouter):
+    limits = replace(make.limits, characters=200)
+    with TestClient(make(make.behind(shouter), limits=limits)) as client:
+        answer = client.post("/v1/stream", json={"text": "One. Two is more.\n\nThree."})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert [(line["paragraph"], line["translation"]) for line in lines] == [
+            (0, "ONE."),
+            (0, "TWO IS MORE."),
+            (1, ""),
+            (2, "THREE."),
+        ]
+        refused = client.post("/v1/stream", json={"text": "a" * 201})
+        assert (refused.status_code, "201 characters; at most 200" in refused.json()["detail"]) == (413, True)
+
+
+# --- LibreTranslate ----------------------------------------------------------------------------------------
+
+
+def test_clients_of_libretranslate(client):
+    one = {"q": "hello", "source": "en", "target": "de"}
+    assert client.post("/translate", json=one).json() == {"translatedText": "HELLO"}
+    assert client.post("/translate", data=one).json() == {"translatedText": "HELLO"}
+    many = client.post("/translate", json={"q": ["a", "b"], "source": "auto", "target": "de", "alternatives": 1}).json()
+    assert (many["translatedText"], many["alternatives"]) == (["A", "B"], [["A!"], ["B!"]])
+    assert many["detectedLanguage"] == [{"confidence": 100, "language": "en"}] * 2
+    for asked, status, words in (
+        ({"q": "a", "source": "en", "target": "tlh"}, 404, "no model for that"),
+        ({"q": "a"}, 400, "target: Field required"),
+        ({**one, "format": "html"}, 400, "only text"),
+        ({**one, "q": "a" * 21}, 413, "at most 20"),
+    ):
+        answer = client.post("/translate", json=asked)
+        assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+# --- who may ask, and how often ----------------------------------------------------------------------------
+
+
+def test_keys(make, shouter, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nopen-sesame\n\n")
+    with TestClient(make(make.behind(shouter), keys=Keys(file))) as client:
+        asked = {"texts": ["a"]}
+        for headers in ({}, {"authorization": "Bearer open"}, {"x-api-key": "ösame".encode("latin-1")}):
+            answer = client.post("/v1/translate", json=asked, headers=headers)
+            assert (answer.status_code, "API key" in answer.json()["detail"]) == (401, True)
+        for headers in ({"authorization": "Bearer open-sesame"}, {"x-api-key": "open-sesame"}):
+            assert client.post("/v1/translate", json=asked, headers=headers).status_code == 200
+        libre = {"q": "a", "source": "en", "target": "de"}
+        assert client.post("/translate", json=libre | {"api_key": "open-sesame"}).status_code == 200
+        assert client.post("/translate", json=libre | {"api_key": "x"}).status_code == 401
+        assert client.get("/health").status_code == 200
+    file.write_text("# none\n")
+    with pytest.raises(ConfigError, match="holds no API key"):
+        Keys(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        Keys(tmp_path / "missing")
+
+
+def test_the_rate_of_a_caller():
+    now = [0.0]
+    rate = Rate(6, lambda: now[0])
+    assert [rate.wait("a") for _ in range(6)] == [0.0] * 6
+    assert rate.wait("a") == pytest.approx(10.0)
+    assert rate.wait("b") == 0.0
+    now[0] = 10.5
+    assert rate.wait("a") == 0.0
+    assert rate.wait("a") > 0
+    assert Rate(0).wait("a") == 0.0
+
+
+def test_too_many_requests_are_told_when_to_come_back(make, shouter):
+    with TestClient(make(make.behind(shouter), limits=replace(make.limits, requests_per_minute=2))) as client:
+        codes = [client.post("/v1/translate", json={"texts": ["a"]}) for _ in range(3)]
+    assert [answer.status_code for answer in codes] == [200, 200, 429]
+    assert "more than 2 requests a minute" in codes[2].json()["detail"]
+    assert int(codes[2].headers["retry-after"]) >= 1
+
+
+# --- batches -----------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_translated_together_and_nobody_starves(client, shouter):
     shouter.go.clear()
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(client.post, "/translate", json={"texts": [str(index)]}) for index in range(4)]
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(client.post, "/v1/translate", json={"texts": ["first"]})
+        until(lambda: shouter.busy.locked())
+        waiting = [pool.submit(client.post, "/v1/translate", json={"texts": [f"{n}a", f"{n}b"]}) for n in range(7)]
+        other = pool.submit(client.post, "/v1/translate", json={"texts": ["wide"], "beam": 7})
+        batcher = client.app.state.doors.served[0].batcher
+        until(lambda: sum(len(job.texts) for job in batcher.jobs) == 15)
         assert client.get("/health").json()["status"] == "ok"
+        assert "dragoman_waiting_characters" in client.get("/metrics").text
         shouter.go.set()
-        assert [answer.result().json()["translations"] for answer in waiting] == [[str(index)] for index in range(4)]
+        assert first.result().json()["translations"] == ["FIRST"]
+        answers = [answer.result().json()["translations"] for answer in waiting]
+        assert answers == [[f"{n}A", f"{n}B"] for n in range(7)]
+        assert other.result().json()["translations"] == ["WIDE"]
+    assert sorted(map(len, shouter.batches)) == [1, 1, 14]
     assert shouter.overlaps == 0
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_when_too_much_waits_requests_are_refused_at_once(make, shouter):
+    served = make.behind(shouter, most_wait_seconds=0.01)
+    shouter.go.clear()
+    with TestClient(make(served)) as client, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(client.post, "/v1/translate", json={"texts": ["a" * 20]})
+        until(lambda: shouter.busy.locked())
+        waiting = pool.submit(client.post, "/v1/translate", json={"texts": ["b" * 15] * 3})
+        until(lambda: served.batcher.waiting_characters > 100)
+        refused = client.post("/v1/translate", json={"texts": ["c"]})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "too many requests are waiting" in refused.json()["detail"]
+        shouter.go.set()
+        assert (running.result().status_code, waiting.result().status_code) == (200, 200)
+        assert client.post("/v1/translate", json={"texts": ["c"]}).status_code == 200
+
+
+def test_a_long_request_does_not_hold_up_a_short_one(make, shouter):
+    """Round by round, a text of each: the short one is done before the long one is."""
+    served = make.behind(shouter, batch_characters=50)
+    shouter.go.clear()
+    served.batcher.submit(["x"], wish := request_wish(served))
+    _, long = served.batcher.submit([f"long {n}" for n in range(20)], wish)
+    _, short = served.batcher.submit(["short"], wish)
+    shouter.go.set()
+    assert short[0].result(10)[0].text == "SHORT"
+    assert long[-1].result(10)[0].text == "LONG 19"
+    place = next(number for number, batch in enumerate(shouter.batches) if "short" in batch)
+    assert place < len(shouter.batches) - 5
+    served.batcher.close(5)
+
+
+def request_wish(served):
+    from dragoman.serve.batcher import Wish
+
+    return Wish(served.request_for())
+
+
+def test_what_a_client_left_behind_is_not_translated(make, shouter):
+    served = make.behind(shouter)
+    shouter.go.clear()
+    served.batcher.submit(["first"], wish := request_wish(served))
+    until(lambda: shouter.busy.locked())
+    left, _ = served.batcher.submit(["nobody waits for this"], wish)
+    _, stays = served.batcher.submit(["but for this"], wish)
+    left.cancel()
+    shouter.go.set()
+    assert stays[0].result(10)[0].text == "BUT FOR THIS"
+    assert shouter.batches == [["first"], ["but for this"]]
+    served.batcher.close(5)
+
+
+def test_closing_finishes_what_waits_and_takes_nothing_new(make, shouter):
+    app = make(make.behind(shouter))
+    with TestClient(app) as client:
+        assert client.post("/v1/translate", json={"texts": ["a"]}).status_code == 200
+    doors = app.state.doors
+    assert not doors.ready
+    after = TestClient(app)
+    assert after.get("/ready").status_code == 503
+    assert after.post("/v1/translate", json={"texts": ["a"]}).status_code == 503

@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -33,7 +35,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "learned").mkdir()
     pairs = [(TEXTS[0], "die Katze sieht ein Haus"), (TEXTS[2], "ein Haus sieht die Katze")]
-    vocabulary = learn(pairs, 2, Subwords(vocab_size=30, kind="char"), folder / "learned" / "vocabulary.model")
+    vocabulary = learn(
+        map(pa.array, pairs), Subwords(vocab_size=30, kind="char"), folder / "learned" / "vocabulary.model"
+    )
     model = Transformer(SHAPE, len(vocabulary))
     model.init_weights(seed=1)
     description = Description(SHAPE, len(vocabulary), "en", "de", Translate(extra_length=5))
@@ -42,31 +46,31 @@ def folder(tmp_path_factory):
 
 
 def test_a_real_server_answers_as_the_translator_does(folder):
-    code = f"from dragoman.serve.server import serve; serve({str(folder)!r}, port=0)"
+    code = f"from pathlib import Path; from dragoman.serve.server import serve; serve([Path({str(folder)!r})], port=0)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
+            assert server.stdout.readline().startswith(f"{folder}: en to de, "), server.stderr.read()
             line = server.stdout.readline()
-            assert line.startswith(f"serving {folder} at http://127.0.0.1:"), server.stderr.read()
+            assert line.startswith("serving at http://127.0.0.1:")
             address = line.split(" at ")[1].split()[0]
-            assert httpx.get(f"{address}/health", timeout=20).json() == {"status": "ok", "model": folder.name}
-            answer = httpx.post(f"{address}/translate", json={"texts": TEXTS, "beam": 2}, timeout=20).json()
+            assert httpx.get(f"{address}/ready", timeout=20).json() == {"status": "ready"}
+            answer = httpx.post(f"{address}/v1/translate", json={"texts": TEXTS, "beam": 2}, timeout=20).json()
             assert answer["translations"] == Translator.load(folder, "cpu").translate(TEXTS, beam=2)
             assert answer["translations"][0]
         finally:
-            server.send_signal(signal.SIGINT)
-            _, errors = server.communicate(timeout=20)
-    assert "KeyboardInterrupt" in errors, "interrupted as usual: the command line turns this into exit code 130"
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=20)
 
 
 def test_a_busy_port_is_said_in_one_line_before_the_model_is_read():
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(DragomanError, match=rf"^port {port} at 127\.0\.0\.1 is in use\. Choose another port"):
-            serve("no/such/model", port=port)
+            serve([Path("no/such/model")], port=port)
     with pytest.raises(RunError, match="no such folder"):
-        serve("no/such/model", port=port)
+        serve([Path("no/such/model")], port=port)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
@@ -97,4 +101,11 @@ def test_ipv6_addresses_are_written_in_brackets():
 def test_without_the_extra_a_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     with pytest.raises(MissingExtra, match=r"serving needs the extra 'serve'.*pip install 'dragoman\[serve\]'"):
-        serve("no/such/model")
+        serve([Path("no/such/model")])
+
+
+def test_two_models_of_one_name_are_refused(folder, tmp_path):
+    twin = tmp_path / folder.name
+    twin.symlink_to(folder)
+    with pytest.raises(DragomanError, match="two models are called"):
+        serve([folder, twin], port=0)

@@ -37,7 +37,7 @@ def test_phases_add_up_by_name_and_by_step():
     clock.marks = [("start", 0.0)]
     for step in (0.0, 10.0):
         clock.marks += [("idle", step + 1), ("forward", step + 3), ("backward", step + 6), ("optimizer", step + 10)]
-    assert clock.seconds() == {"idle": 2, "other": 0, "forward": 4, "backward": 6, "optimizer": 8}
+    assert clock.seconds() == {"idle": 2, "other": 0, "forward": 4, "backward": 6, "optimizer": 8, "exchange": 0}
     assert clock.steps() == [10.0, 10.0]
 
 
@@ -67,6 +67,9 @@ def test_exposed_communication_is_taken_out_of_the_backward_pass():
     window.clock.marks = [("start", 0.0), ("backward", 2.0)]
     spans = window.own_spans()
     assert (spans["communication"], spans["exposed"], spans["backward"]) == pytest.approx((1.6, 0.8, 1.2))
+    window.clock.marks.append(("exchange", 2.5))  # a strategy that exchanges after the optimizer
+    spans = window.own_spans()
+    assert (spans["communication"], spans["exposed"], spans["backward"]) == pytest.approx((2.1, 1.3, 1.2))
 
 
 def test_the_slice_is_spread_over_the_training_set_and_always_the_same(tmp_path):

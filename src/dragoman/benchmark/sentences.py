@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from dragoman import runs
 from dragoman.config.schema import SPECIAL_TOKENS, Config, Subwords
@@ -23,7 +24,6 @@ from dragoman.training.facts import check_fits
 
 DRAWN = "drawn"
 DRAWN_PAIRS = {"train": 100_000, "valid": 8}
-WORDS_PER_LINE = 500
 
 
 @contextmanager
@@ -69,8 +69,7 @@ def draw(folder: Path, config: Config) -> None:
 
 def learn_words(size: int, path: Path) -> None:
     words = [f"w{number}" for number in range(size - SPECIAL_TOKENS)]
-    lines = [(" ".join(words[at : at + WORDS_PER_LINE]), "") for at in range(0, len(words), WORDS_PER_LINE)]
-    learn(lines, len(lines), Subwords(vocab_size=size, kind="word"), path)
+    learn([pa.array(words)], Subwords(vocab_size=size, kind="word"), path)
 
 
 def draw_lengths(count: int, max_tokens: int, random: np.random.Generator) -> tuple[Ints, Ints]:

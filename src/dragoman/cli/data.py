@@ -33,15 +33,21 @@ def list_corpora(
     ]
     if not (source and target):
         rows += [[f"{name}-xx-yy", "", "", entry["about"]] for name, entry in public.table()["family"].items()]
-        rows.append(
-            ["newstestNNNN-xx-yy", "", "", "test sets of WMT, 2008 to 2020; --from and --to say which there are"]
-        )
+        rows += [
+            ["newstestNNNN-xx-yy", "", "", "test sets of WMT, 2008 to 2020; --from and --to say which there are"],
+            [
+                "mtdata:ID",
+                "",
+                "",
+                "any of the 290,000 corpora that mtdata knows (extra mtdata; `mtdata list -id` names them)",
+            ],
+        ]
     Console(highlight=False).print(plain_table(["name", "pairs", "download", ""], rows))
 
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="A name of `dragoman data list`.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A name of `dragoman data list`, or mtdata:ID.", show_default=False)],
     folder: Annotated[Path, typer.Option(help="Where corpora live; this one gets a folder of its own there.")] = Path(
         "corpora"
     ),
@@ -52,6 +58,8 @@ def get(
     from dragoman.data import public
     from dragoman.runs import read_json
 
+    if name.startswith("mtdata:"):
+        print("asking mtdata; the first time it makes its index, which takes half a minute", flush=True)
     corpus = public.find(name)
     print(f"{corpus.name}: {corpus.about}\nlicence: {corpus.licence}\ndownload: {size_of(corpus)}", flush=True)
     with progress.shown() as shown:

@@ -61,7 +61,7 @@ def run(folder: Path, processes: int) -> int:
     for example in result["examples"]:
         print("", *(f"{side:13s}{example[side]}" for side in ("source", "reference", "translation")), sep="\n")
     print()
-    tell.scores(result)
+    tell.scores([result])
     last = load_run(config.run.folder).train_rows[-1]
     seconds = last["train_seconds"] / last["step"]
     print(f"average step: {seconds:.3f} s over {last['step']:,} steps, {processes} processes")

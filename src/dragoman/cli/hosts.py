@@ -37,11 +37,15 @@ Interface = Annotated[
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
 
 
+OWN_SHELL = "sh -c 'exec sh -c \"$1\"'"
+
+
 def cluster_of(hosts: str, shell: str | None, folder: str | None, python: str | None, interface: str, port: int) -> Any:
     from dragoman.parallel.hosts import SSH, Cluster, parse_hosts
 
-    place = folder or str(Path.cwd())
-    return Cluster(parse_hosts(hosts), shell or SSH, place, python or sys.executable, interface, port)
+    place, named = folder or str(Path.cwd()), parse_hosts(hosts)
+    usual = OWN_SHELL if [name for name, _ in named] == ["localhost"] else SSH  # no ssh to oneself
+    return Cluster(named, shell or usual, place, python or sys.executable, interface, port)
 
 
 def launch(
@@ -57,9 +61,23 @@ def launch(
     rsh: Shell = None,
     folder: Folder = None,
     python: Python = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a job script for Slurm and submit it, instead.")
+    ] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Hosts to ask Slurm for.")] = 2,
+    tasks: Annotated[int, typer.Option(min=1, help="Processes on each of them, one a GPU.")] = 1,
+    sbatch: Annotated[
+        Optional[list[str]], typer.Option(help="More for Slurm, as --gpus-per-node=4.", show_default=False)
+    ] = None,
 ) -> None:
     """Train on several hosts, started from here; they need the installed package and the prepared data, nothing else."""
     config = load_config(run_file, overrides)
+    if slurm:
+        from dragoman.parallel import slurm as job
+
+        place, interpreter = folder or str(Path.cwd()), python or sys.executable
+        text = job.script(run_file, overrides or [], nodes, tasks, interpreter, place, interface, sbatch or [])
+        raise typer.Exit(job.submit(text, Path(f"{Path(run_file).stem}.sbatch")))
     from dragoman.parallel.hosts import launch_on_hosts
 
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
@@ -67,6 +85,81 @@ def launch(
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]
     environment = {"DRAGOMAN_COMMAND": again}
     raise typer.Exit(launch_on_hosts(cluster, to_toml(config), arguments, environment, restarts))
+
+
+def doctor(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    hosts: Hosts = "localhost",
+    interface: Interface = "",
+    port: Port = 0,
+    rsh: Shell = None,
+    folder: Folder = None,
+    python: Python = None,
+) -> None:
+    """Look at hosts and the network between them before a run: what is wrong, and what to do. Exit code 0: go; 1: no."""
+    config = load_config(run_file, overrides)
+    from dragoman.cli.forecast import vocabulary
+    from dragoman.model import size
+    from dragoman.parallel.doctor import examine
+
+    count = size.parameters(config.model, vocabulary(config))
+    cluster = cluster_of(hosts, rsh, folder, python, interface, port)
+    verdicts = []
+    marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
+    for finding in examine(cluster, to_toml(config), size.checkpoint_bytes(count), size.FP32_BYTES * count):
+        verdicts.append(finding.verdict)
+        print(f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}", flush=True)
+    go = "stop" not in verdicts
+    print(f"{'go' if go else 'no'}: {verdicts.count('stop')} to mend, {verdicts.count('warning')} to look at")
+    raise typer.Exit(0 if go else 1)
+
+
+def probe(count_bytes: int) -> None:
+    """One rank of an all-reduce that the doctor times."""
+    import time
+
+    import torch
+
+    from dragoman.parallel.mesh import joined
+
+    with joined("auto", 300) as mesh:
+        numbers = torch.ones(count_bytes // 4, device=mesh.device)
+        for _ in range(2):  # connections are made in the first
+            torch.distributed.barrier()
+            start = time.perf_counter()
+            torch.distributed.all_reduce(numbers)
+            if mesh.device.type == "cuda":
+                torch.cuda.synchronize(mesh.device)
+        if mesh.is_main:
+            print(f"seconds {time.perf_counter() - start}", flush=True)
+
+
+def plan(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    hosts: Annotated[int, typer.Option(min=1, help="Machines.")] = 2,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or processes, on each of them.")] = 1,
+    bandwidth: Annotated[str, typer.Option(help="Of one machine's link: 1gbit, 100mbit, 25gbit.")] = "10gbit",
+    latency_ms: Annotated[float, typer.Option(min=0.0, help="There and back between two machines.")] = 0.1,
+    run: Annotated[
+        Optional[Path],
+        typer.Option(help="A run of this model, to take the time of computing from.", show_default=False),
+    ] = None,
+    compute_seconds: Annotated[
+        Optional[float], typer.Option(min=1e-6, help="Of one step on all GPUs, without exchange.", show_default=False)
+    ] = None,
+    tflops: Annotated[float, typer.Option(min=0.001, help="Peak of one GPU, where neither is given.")] = 312.0,
+    tokens: Annotated[float, typer.Option(min=1.0, help="Target tokens to train on, for time and cost.")] = 1e9,
+    price: Annotated[float, typer.Option(min=0.0, help="Of one GPU for an hour.")] = 2.0,
+) -> None:
+    """Say before a run what each strategy will cost on so many machines, and which to take."""
+    config = load_config(run_file, overrides)
+    from dragoman.cli import forecast
+
+    seconds, source = forecast.compute_seconds(config, hosts * gpus, run, compute_seconds, tflops)
+    setting = forecast.setting_of(config, hosts, gpus, seconds, bandwidth, latency_ms)
+    forecast.tell(config, setting, source, bandwidth, tokens, price)
 
 
 def agent() -> None:
@@ -84,7 +177,9 @@ def inspect(run_file: Path) -> dict[str, Any]:
     try:
         from dragoman.data.encode import PreparedData
 
-        found["data_digest"] = PreparedData(load_config(run_file).data.folder).manifest["digest"]
+        config = load_config(run_file)
+        found["disk"] = host.disk(Path(config.run.folder))
+        found["data_digest"] = PreparedData(config.data.folder).manifest["digest"]
     except DragomanError as error:
         found["problem"] = str(error)
     return found

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.cli import bench, checkpoints, data, hosts
+from dragoman.cli import bench, checkpoints, data, evaluating, explain, exports, hosts, reading, serving, translating
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 
@@ -28,7 +28,13 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.command()(hosts.launch)
+app.command()(hosts.doctor)
+app.command()(hosts.plan)
 app.command(hidden=True)(hosts.agent)
+app.command(hidden=True)(hosts.probe)
+app.add_typer(explain.app, name="explain")
+app.command()(reading.report)
+app.command()(reading.watch)
 
 
 class Engine(StrEnum):
@@ -39,11 +45,6 @@ class Engine(StrEnum):
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
     Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
-]
-ModelPath = Annotated[Path, typer.Argument(help="A run, a checkpoint, or a model folder.", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Beam = Annotated[
-    Optional[int], typer.Option(min=1, help="Hypotheses followed at once; 1 is greedy.", show_default="of the model")
 ]
 
 
@@ -129,76 +130,8 @@ def train(
         raise typer.Exit(stages.STOP_CODES[reason])
 
 
-@app.command()
-def evaluate(
-    model: ModelPath,
-    source: Annotated[
-        Optional[str], typer.Option(help="Test text, source side.", show_default="the test set of the run")
-    ] = None,
-    reference: Annotated[Optional[str], typer.Option(help="Test text, target side.")] = None,
-    metric: Annotated[
-        Optional[list[str]],
-        typer.Option(help="bleu, chrf, ter or comet; may be given several times.", show_default="bleu and chrf"),
-    ] = None,
-    tokenize: Annotated[
-        Optional[str],
-        typer.Option(
-            help="How BLEU cuts words, by sacreBLEU's names: none for text that is tokenised already, zh, ja-mecab, ...",
-            show_default="13a",
-        ),
-    ] = None,
-    beam: Beam = None,
-    device: Device = "auto",
-) -> None:
-    """Translate a test set and score it with sacreBLEU."""
-    from dragoman.cli import progress, stages, tell
-
-    with progress.shown() as shown:
-        result = stages.evaluate(
-            model,
-            source=source,
-            reference=reference,
-            metrics=metric,
-            tokenize=tokenize,
-            beam=beam,
-            device=device,
-            progress=shown,
-        )
-    tell.scores(result)
-
-
-@app.command()
-def translate(
-    model: ModelPath,
-    source: Annotated[
-        Optional[Path], typer.Argument(help="Text file, one sentence a line.", show_default="standard input")
-    ] = None,
-    output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="Where to write.", show_default="standard output")
-    ] = None,
-    beam: Beam = None,
-    device: Device = "auto",
-) -> None:
-    """Translate raw text, line by line, in order."""
-    from dragoman.cli import lines, progress
-    from dragoman.translate import Translator
-
-    texts = lines.read(source)
-    translator = Translator.load(model, device)
-    if texts is None:
-        lines.converse(translator, beam)
-        return
-    with progress.shown() as shown:
-        lines.write(translator.translate(texts, beam=beam, progress=shown), output)
-
-
-@app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]) -> None:
-    """Write report.html and report.md: what the run was, and the answers to the questions people ask of it."""
-    from dragoman.report import write_report
-
-    for path in write_report(run):
-        print(path)
+app.command()(evaluating.evaluate)
+app.command()(translating.translate)
 
 
 @app.command()
@@ -213,31 +146,11 @@ def config(
     print(to_toml(load_config(run_file, overrides), explained=True), end="")
 
 
-@app.command()
-def export(
-    model: ModelPath,
-    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    kind: Annotated[str, typer.Option("--to", help="dragoman or ctranslate2.")] = "dragoman",
-    quantization: Annotated[
-        Optional[str], typer.Option(help="For ctranslate2: int8, int8_float16, float16, ...")
-    ] = None,
-) -> None:
-    """Write a model folder without the state of training, or a CTranslate2 model."""
-    from dragoman.exporting import export as write
-
-    print(write(model, output, kind=kind, quantization=quantization))
+app.command()(exports.export)
+app.command("import")(exports.import_model)
 
 
-@app.command()
-def serve(
-    model: ModelPath,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
-) -> None:
-    """Answer translation requests over HTTP."""
-    from dragoman.serve.server import serve as listen
-
-    listen(model, host=host, port=port)
+app.command()(serving.serve)
 
 
 @app.command()

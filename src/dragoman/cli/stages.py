@@ -16,6 +16,7 @@ from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
 from dragoman.training.trainer import STOPS, Trainer
+from dragoman.translate.models import find_model
 
 __all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]
 
@@ -32,6 +33,7 @@ def prepare(
 def check_ready(config: Config, *, resume: bool) -> None:
     """What would stop a run before its first step: found before any rank is started."""
     PreparedData(config.data.folder)
+    start_of(config, resume=resume)
     check_folder(runs.RunFolder(config.run.folder), resume=resume)
 
 
@@ -42,10 +44,19 @@ def train(config: Config, *, resume: bool = False, progress: runs.Progress = run
         data = PreparedData(config.data.folder)
         task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
         folder = runs.RunFolder(config.run.folder)
-        trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent)
+        start = start_of(config, resume=resume)
+        trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent, start)
         trainer.begin(resume=resume)
         with logging_to(folder.log(mesh.rank)):
             return trainer.run()
+
+
+def start_of(config: Config, *, resume: bool) -> Path | None:
+    """The model folder that fine-tuning starts from; a run that goes on has its own weights."""
+    folder = runs.RunFolder(config.run.folder)
+    if not config.train.start_from or (resume and runs.checkpoint_folders(folder)):
+        return None
+    return find_model(Path(config.train.start_from))
 
 
 class Log(logging.FileHandler):

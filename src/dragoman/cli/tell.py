@@ -33,9 +33,31 @@ def trained(folder: str, again: str, reason: str) -> None:
         print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
 
 
-def scores(result: dict[str, Any]) -> None:
-    step = f", step {result['step']:,}" if result["step"] is not None else ""
-    test_set = f"{result['sentences']:,} sentences of {result['test_set']}"
-    print(f"{result['model']}{step}: {test_set}, beam {result['beam']}, {result['seconds']:.1f} s")
-    for name, score in result["scores"].items():
-        print(f"  {name.upper():5s} {score['score']:6.2f}   {score['signature']}")
+def scores(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        step = f", step {result['step']:,}" if result["step"] is not None else ""
+        test_set = f"{result['sentences']:,} sentences of {result['test_set']}"
+        print(f"{result['model']}{step}: {test_set}, beam {result['beam']}, {result['seconds']:.1f} s")
+        other = result.get("against", {})
+        for name, score in result["scores"].items():
+            print(f"  {name.upper():5s} {score['score']:6.2f}   {score['signature']}")
+            if name in other:
+                found = other[name]
+                words = "significant" if found["p_value"] < 0.05 else "may be chance"
+                print(
+                    f"        {found['difference']:+6.2f}   against {other['system']}: p = {found['p_value']:.3f}, {words}"
+                )
+    if len(results) > 1:
+        ranking(results)
+
+
+def ranking(results: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(results[0]["scores"])
+    table = Table("model", *names)
+    sign = 1 if names[0] == "ter" else -1
+    for result in sorted(results, key=lambda result: sign * result["scores"][names[0]]["score"]):
+        table.add_row(str(result["model"]), *(f"{score['score']:.2f}" for score in result["scores"].values()))
+    Console(highlight=False).print(table)

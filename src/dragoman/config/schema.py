@@ -142,10 +142,12 @@ class Clean(Section):
 
 
 class Subwords(Section):
-    """The joint SentencePiece vocabulary of both languages."""
+    """SentencePiece: one vocabulary for both languages, or one for each."""
 
     vocab_size: Annotated[int, Field(gt=SPECIAL_TOKENS)] = 32_768
     """Pieces in the vocabulary, the four special ones (pad, eos, bos, unk) included."""
+    joint: bool = True
+    """One vocabulary, and one matrix of embeddings, for both languages. false: each side has its own, of vocab_size pieces."""
     kind: Literal["unigram", "bpe", "word", "char"] = "bpe"
     """SentencePiece's algorithm."""
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 1.0
@@ -164,7 +166,7 @@ class Subwords(Section):
 
 
 class Model(Section):
-    """The Transformer: pre-norm, sinusoidal positions, one matrix for both embeddings and the output."""
+    """The Transformer: sinusoidal positions, one matrix for the embeddings and the output."""
 
     d_model: Positive = 512
     """Width of the model."""
@@ -182,11 +184,21 @@ class Model(Section):
     """Dropout on attention weights."""
     relu_dropout: Share = 0.1
     """Dropout inside the feed-forward layers."""
+    style: Literal["tensor2tensor", "marian"] = "tensor2tensor"
+    """`tensor2tensor`: norms before every sublayer and at the end of both stacks, attention without biases. `marian`: norms after every
+    sublayer, biases in attention and output, other wave lengths of the positions; what Marian and OPUS-MT train."""
+    activation: Literal["relu", "swish"] = "relu"
+    """Inside the feed-forward layers."""
 
 
 class Train(Section):
     """How to learn."""
 
+    start_from: str = ""
+    """A model to start from (fine-tuning): a run, a checkpoint or a model folder. Tensors are taken by name and shape, rows of the
+    embedding by subword; what was taken is written down. Empty: from scratch."""
+    freeze: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of tensors that stay as they are, with * and ?: ["embedding.*", "encoder.*"]."""
     max_steps: Positive = 300_000
     """Steps to train. A step is ONE update of the weights, from all ranks and all micro-batches together."""
     tile_width: Positive = 128
@@ -311,7 +323,7 @@ class Parallel(Section):
     """Parts of the weights that take turns (streaming); must divide inner_steps."""
     outer_learning_rate: Annotated[float, Field(gt=0.0)] = 0.7
     """Of the outer step (local, streaming). 1 with outer_momentum = 0 is the plain mean of all weights."""
-    outer_momentum: Share = 0.9
+    outer_momentum: Share = 0.5
     """Of the outer step, Nesterov's kind (local, streaming)."""
 
 
@@ -324,8 +336,8 @@ class Translate(Section):
     """alpha in score / ((5 + length) / 6)^alpha; larger values favour longer translations."""
     extra_length: Positive = 50
     """A translation has at most this many subwords more than its source."""
-    batch_tokens: Positive = 8192
-    """Source slots translated at once, padding included."""
+    batch_tokens: Positive | Literal["auto"] = "auto"
+    """Source slots translated at once, padding included. `auto`: 8,192 on a CPU, 65,536 on a GPU, at most 2,048 sentences."""
 
 
 class Monitor(Section):
@@ -337,6 +349,12 @@ class Monitor(Section):
     """Time between two samples."""
     tensorboard: bool = True
     """Write TensorBoard event files beside metrics.jsonl."""
+    tensorboard_tags: Literal["own", "openseq2seq"] = "own"
+    """Names in them: train/loss, valid/bleu and so on, or those of OpenSeq2Seq (train_loss, Eval_BLEU_Score from 0 to 1)."""
+    wandb: str = ""
+    """A project of Weights & Biases that gets the same numbers (extra `wandb`)."""
+    mlflow: str = ""
+    """An experiment of MLflow that gets the same numbers (extra `mlflow`)."""
 
 
 class Config(Section):
@@ -387,7 +405,7 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
-    yield from parallel_rules(config.parallel)
+    yield from parallel_rules(config.parallel, train)
     if config.train.average_decay and config.parallel.strategy not in ("ddp", "two_level"):
         yield (
             f'train.average_decay = {config.train.average_decay} needs parallel.strategy = "ddp" or "two_level", where all ranks hold '
@@ -409,7 +427,9 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
-def parallel_rules(parallel: Parallel) -> Iterator[str]:
+def parallel_rules(parallel: Parallel, train: Train) -> Iterator[str]:
+    if train.precision == "fp16" and parallel.strategy not in ("ddp", "two_level"):
+        yield f'train.precision = "fp16" scales one loss for all ranks, which parallel.strategy = "{parallel.strategy}" has not; use "bf16"'
     if parallel.strategy in ("fsdp", "hybrid") and parallel.wire != "fp32":
         yield f'parallel.wire = "{parallel.wire}" has no meaning with parallel.strategy = "{parallel.strategy}"; set it to "fp32"'
     if parallel.strategy == "streaming" and parallel.inner_steps % parallel.fragments:
@@ -442,6 +462,8 @@ def subword_rules(config: Config) -> Iterator[str]:
         yield f'data.tokenized = true has no meaning with data.corpus = "{data.corpus}"'
     if data.tokenized and subwords.dropout:
         yield f"subwords.dropout = {subwords.dropout} cannot cut text that data.tokenized = true says is cut; set one of them back"
+    if subwords.model and not subwords.joint:
+        yield "subwords.model is one vocabulary for both sides; subwords.joint = false learns two of its own"
     if subwords.variants > 1 and not subwords.dropout:
         yield f"subwords.variants = {subwords.variants} would all be the same; set subwords.dropout, 0.1 for example"
     if subwords.dropout and not subwords.model and subwords.kind not in ("bpe", "unigram"):

@@ -7,28 +7,34 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from dragoman.errors import DataError
 
 
-def unpack(archive: Path, wanted: list[str], folder: Path) -> None:
-    """Write members with these file names into `folder`, whatever folder of the archive they are in."""
-    missing = set(wanted)
+def unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> list[Path]:
+    """Write members with these names, or the first that fits a pattern like `*.de`, into `folder`, whatever folder of the
+    archive they are in; returns where they are."""
+    found: dict[str, Path] = {}
     try:
         for name, stream in members(archive):
-            if name in missing:
-                with stream, (folder / name).open("wb") as file:
+            fitting = next(
+                (each for each in wanted if each not in found and fnmatch(name, PurePosixPath(each).name)), None
+            )
+            if fitting:
+                found[fitting] = folder / name
+                with stream, found[fitting].open("wb") as file:
                     shutil.copyfileobj(stream, file, 1 << 20)
-                missing.remove(name)
-            if not missing:
-                return
+            if len(found) == len(wanted):
+                return [found[each] for each in wanted]
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
         raise DataError(f"{archive}: damaged ({error}); remove it and run again") from None
-    raise DataError(f"{archive}: holds no plain file {', '.join(sorted(missing))}; its makers may have changed it")
+    missing = ", ".join(sorted(set(wanted) - found.keys()))
+    raise DataError(f"{archive}: holds no plain file {missing}; its makers may have changed it")
 
 
 def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

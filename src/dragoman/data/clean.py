@@ -1,8 +1,9 @@
-"""Cleaning by named filters. Each takes a pair and returns the reason to drop it, or None; every drop is counted.
+"""Cleaning by named filters, a block of pairs at a time; every pair that is dropped is counted by its reason.
 
-    raw pair -> decode -> repairs (encoding, HTML) -> filters, the first reason counts -> shards -> duplicates
+    raw pairs -> decode -> repairs (encoding, HTML) -> filters, the first reason counts -> shards -> duplicates
 
-Each filter has its key in the section [clean]. Duplicates need the whole corpus and live in shards.py.
+A block is two Arrow arrays: searching and counting in them is compiled code, and Python sees only the lines that have something
+odd in them. Each filter has its key in the section [clean]. Duplicates need the whole corpus and live in shards.py.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ftfy
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dragoman.config.schema import Clean
-from dragoman.data.corpus import Pair, RawPair
+from dragoman.data.corpus import Pair, RawPair, Text
 from dragoman.errors import DataError, require_extra
 
-Filter = Callable[[Pair], str | None]
-Repair = Callable[[str], str]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 LONGEST_LINE = 5_000  # characters; no sentence is longer, and subwords of such lines cost minutes
 TELLING_WORDS = 3  # shorter sentences are met everywhere
@@ -36,87 +41,150 @@ BEGINNING = 16  # letters of a sentence that tell it from nearly all others
 LANGUAGE_FROM_CHARACTERS = 40  # below that every identifier guesses
 UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "bo", "yue"}  # written without spaces: words cannot be counted
 
-CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+TAB = pa.scalar("\t", pa.large_string())
 LOST = "\ufffd"
-# UTF-8 read as Windows-1252 always has a letter from a lead byte before one from a continuation byte. ftfy takes 12 us
-# a line, this look 0.3 us.
-SUSPECT = re.compile("[\xc2-\xf4][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|\ufffd")
+NAMES = "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|ol|option"
+NAMES += "|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#[xX][0-9a-fA-F]{2,5});")
-NAMES = (
-    "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta"
-)
-NAMES += "|ol|option|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
 TAG = re.compile(rf"</?(?:{NAMES})(?:\s+[\w:-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s<>]+))*\s*/?>", re.IGNORECASE)
-NOT_WORDS = re.compile(r"[\W_]+")
-NOT_LETTERS = re.compile(r"[\W\d_]+")
 DIGIT = re.compile(r"\d")
+
+
+def text_of(lines: Iterable[str]) -> Text:
+    return pa.array(lines, pa.large_string())
+
+
+class Block:
+    """Pairs side by side."""
+
+    def __init__(self, source: Text, target: Text):
+        self.sides = source, target
+
+    def __len__(self) -> int:
+        return len(self.sides[0])
+
+    @cached_property
+    def characters(self) -> Ints:
+        """[side, pair]"""
+        return np.stack([pc.utf8_length(side).to_numpy() for side in self.sides])
+
+    @cached_property
+    def words(self) -> Ints:
+        return np.stack([pc.count_substring(side, " ").to_numpy() for side in self.sides]) + 1
+
+    def holds(self, pattern: str) -> Bools:
+        """Which pairs have it on a side."""
+        return either([bools(pc.match_substring_regex(side, pattern)) for side in self.sides])
+
+    def through(self, repair: Repair) -> tuple[Block, Bools]:
+        """The block after a repair, and which pairs it changed."""
+        mended = Block(*(repair(side) for side in self.sides))
+        return mended, either([bools(pc.not_equal(*both)) for both in zip(self.sides, mended.sides, strict=True)])
+
+    def only(self, keep: Bools) -> Block:
+        return self if keep.all() else Block(*(side.filter(pa.array(keep)) for side in self.sides))
+
+    def pair(self, place: int) -> Pair:
+        source, target = (side[place].as_py() for side in self.sides)
+        return source, target
+
+    def pairs(self) -> list[Pair]:
+        return list(zip(*(side.to_pylist() for side in self.sides), strict=True))
+
+    def lines(self) -> list[bytes]:
+        """source TAB target"""
+        return pc.binary_join_element_wise(*self.sides, TAB).cast(pa.large_binary()).to_pylist()
+
+
+def bools(mask: Any) -> Any:
+    return mask.to_numpy(zero_copy_only=False)
+
+
+def either(sides: Any) -> Bools:
+    """True on a side."""
+    return np.logical_or(*sides)
+
+
+Filter = Callable[[Block], Bools]  # which pairs to drop
+Check = Callable[[str, str], str | None]  # the reason to drop a pair
 
 
 # --- filters -----------------------------------------------------------------------------------------------
 
 
-def empty(pair: Pair) -> str | None:
-    return "empty side" if not pair[0] or not pair[1] else None
+def outside(least: int, most: float, measure: str) -> Filter:
+    return lambda block: either(getattr(block, measure) < least) | either(getattr(block, measure) > most)
 
 
-def control_characters(pair: Pair) -> str | None:
-    if pair[0].isprintable() and pair[1].isprintable():  # nearly always, and fast
-        return None
-    return "control characters" if CONTROL.search(pair[0]) or CONTROL.search(pair[1]) else None
+EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
+CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]")
 
 
-def broken_encoding(pair: Pair) -> str | None:
-    return "broken encoding" if any(LOST in text or repaired_encoding(text) != text for text in pair) else None
-
-
-def lost_characters(pair: Pair) -> str | None:
-    return "broken encoding" if LOST in pair[0] or LOST in pair[1] else None
-
-
-def html_inside(pair: Pair) -> str | None:
-    return "HTML" if any(without_html(text) != text for text in pair) else None
-
-
-def characters_over(largest: int) -> Filter:
-    reason = f"over {largest:,} characters"
-    return lambda pair: reason if len(pair[0]) > largest or len(pair[1]) > largest else None
-
-
-def words_over(largest: int) -> Filter:
-    reason = f"over {largest:,} words"
-    return lambda pair: reason if pair[0].count(" ") >= largest or pair[1].count(" ") >= largest else None
-
-
-def ratio_over(largest: float, what: str, measure: Callable[[str], int], at_least: int) -> Filter:
-    reason = f"{what} ratio over {largest:g}"
-
-    def unequal_lengths(pair: Pair) -> str | None:
-        one, other = measure(pair[0]), measure(pair[1])
-        shorter, longer = (one, other) if one < other else (other, one)
-        return reason if longer >= at_least and longer > largest * shorter else None
+def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
+    def unequal_lengths(block: Block) -> Bools:
+        longer, shorter = np.maximum(*getattr(block, measure)), np.minimum(*getattr(block, measure))
+        return np.logical_and(longer >= at_least, longer > largest * shorter)
 
     return unequal_lengths
 
 
-def words(text: str) -> int:
-    return text.count(" ") + 1
+def copied(block: Block) -> Bools:
+    return np.logical_and(bools(pc.equal(*block.sides)), block.words[0] >= COPY_FROM_WORDS)
 
 
-def copied(pair: Pair) -> str | None:
-    return "copy of the source" if pair[0] == pair[1] and words(pair[0]) >= COPY_FROM_WORDS else None
+def held_out_before(held_out: Iterable[Pair]) -> Filter:
+    """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
+    everybody's: such a pair goes only if both of its sides are held out."""
+    known = [one_of(text_of(side)) for side in zip(*held_out, strict=True)]
+
+    def overlap(block: Block) -> Bools:
+        if not known:
+            return np.zeros(len(block), np.bool_)
+        found = np.stack([is_known(side) for is_known, side in zip(known, block.sides, strict=True)])
+        return np.logical_or(found[0] & found[1], either(found & (block.words >= TELLING_WORDS)))
+
+    return overlap
 
 
-def digits_differ(pair: Pair) -> str | None:
+def one_of(texts: Text) -> Callable[[Text], Bools]:
+    """Which lines are one of these, but for case and punctuation. Most are known to be none by their first letters."""
+    known = unpunctuated(texts).unique()
+    beginnings = text_of({text[:length] for text in known.to_pylist() for length in range(BEGINNING + 1)})
+
+    def are_known(lines: Text) -> Bools:
+        first = pc.utf8_slice_codeunits(unpunctuated(pc.utf8_slice_codeunits(lines, 0, 2 * BEGINNING)), 0, BEGINNING)
+        found = bools(pc.is_in(first, beginnings))
+        found[found] = bools(pc.is_in(unpunctuated(lines.filter(pa.array(found))), known))
+        return found
+
+    return are_known
+
+
+def unpunctuated(texts: Text) -> Text:
+    """Letters and digits, without case."""
+    return pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
+
+
+def letters(texts: Text) -> Text:
+    """Letters alone, without case. A text without any stands for itself."""
+    found = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}]+", "")
+    return pc.if_else(pc.equal(found, ""), texts, found)
+
+
+# --- checks of one pair, in Python -------------------------------------------------------------------------
+
+
+def digits_differ(source: str, target: str) -> str | None:
     """Digits as a bag: 1,000.5 and 1 000,5 agree, and so do Western and Arabic ones."""
-    source, target = (sorted(map(int, DIGIT.findall(text))) for text in pair)
-    return "different digits" if source != target else None
+    found = [sorted(map(int, DIGIT.findall(text))) for text in (source, target)]
+    return "different digits" if found[0] != found[1] else None
 
 
-def wrong_language(languages: tuple[str, str]) -> Filter:
+def wrong_language(languages: tuple[str, str]) -> Check:
     identifier = require_extra("py3langid.langid", "langid", "clean.language")
     classify = identifier.LanguageIdentifier.from_model_file(identifier.MODEL_FILE).classify
 
-    def foreign(pair: Pair) -> str | None:
+    def foreign(*pair: str) -> str | None:
         for text, language in zip(pair, languages, strict=True):
             if len(text) >= LANGUAGE_FROM_CHARACTERS and classify(text)[0] != language:
                 return "wrong language"
@@ -125,43 +193,8 @@ def wrong_language(languages: tuple[str, str]) -> Filter:
     return foreign
 
 
-def held_out_before(held_out: Iterable[Pair]) -> Filter:
-    """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
-    everybody's: such a pair goes only if both of its sides are held out."""
-    sides = tuple(zip(*held_out, strict=True)) or ((), ())
-    is_source, is_target = map(one_of, sides)
-
-    def overlap(pair: Pair) -> str | None:
-        known = is_source(pair[0]), is_target(pair[1])
-        told = [found and text.count(" ") + 1 >= TELLING_WORDS for found, text in zip(known, pair, strict=True)]
-        return "in validation or test set" if all(known) or any(told) else None
-
-    return overlap
-
-
-def one_of(texts: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a text is one of these, but for case and punctuation. Most are known to be none by their first letters."""
-    known = {unpunctuated(text) for text in texts}
-    beginnings = {text[:length] for text in known for length in range(BEGINNING + 1)}
-
-    def is_known(text: str) -> bool:
-        return unpunctuated(text[: 2 * BEGINNING])[:BEGINNING] in beginnings and unpunctuated(text) in known
-
-    return is_known
-
-
-def unpunctuated(text: str) -> str:
-    """Letters and digits, without case."""
-    return NOT_WORDS.sub("", text.casefold())
-
-
-def letters(text: str) -> str:
-    """Letters alone, without case. A text without any stands for itself."""
-    return NOT_LETTERS.sub("", text.casefold()) or text
-
-
 @cache
-def own_filter(name: str) -> Filter:
+def own_filter(name: str) -> Check:
     """The function(source, target) that `package.module:function` names; looked for in the current folder too."""
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:
@@ -173,7 +206,7 @@ def own_filter(name: str) -> Filter:
             f'clean.own = "{name}": cannot be imported ({error}); write "package.module:function"'
         ) from None
 
-    def judged(pair: Pair) -> str | None:
+    def judged(*pair: str) -> str | None:
         try:
             reason = check(*pair)
         except Exception as error:  # somebody else's code
@@ -190,94 +223,114 @@ def source_file(name: str) -> Path:
     return Path(inspect.getsourcefile(function) or __file__)
 
 
-def filters_of(clean: Clean, languages: tuple[str, str], held_out: Iterable[Pair]) -> list[Filter]:
-    """The filters that a configuration asks for, cheap ones first."""
-    spaced = not UNSPACED & {language.replace("_", "-").split("-")[0] for language in languages}
-    wanted: list[tuple[Any, Callable[[], Filter]]] = [
-        (True, lambda: empty),
-        (clean.control_characters, lambda: control_characters),
-        (clean.encoding == "drop", lambda: broken_encoding),
-        (clean.encoding == "repair", lambda: lost_characters),
-        (clean.html == "drop", lambda: html_inside),
-        (clean.max_characters, lambda: characters_over(clean.max_characters)),
-        (clean.max_words, lambda: words_over(clean.max_words)),
-        (clean.max_word_ratio and spaced, lambda: ratio_over(clean.max_word_ratio, "word", words, RATIO_FROM_WORDS)),
-        (
-            clean.max_character_ratio,
-            lambda: ratio_over(clean.max_character_ratio, "character", len, RATIO_FROM_CHARACTERS),
-        ),
-        (clean.copies, lambda: copied),
-        (clean.overlap, lambda: held_out_before(held_out)),
-        (clean.digits, lambda: digits_differ),
-        (clean.language, lambda: wrong_language(languages)),
-    ]
-    return [make() for on, make in wanted if on] + [own_filter(name) for name in clean.own]
-
-
 # --- repairs -----------------------------------------------------------------------------------------------
 
 
-def repaired_encoding(text: str) -> str:
-    return text if text.isascii() or not SUSPECT.search(text) else " ".join(ftfy.fix_encoding(text).split())
+class Repair(NamedTuple):
+    """How lines are mended, and which are looked at: a pattern, because looking takes far less time than mending."""
+
+    suspect: str
+    mend: Callable[[str], str]
+
+    def __call__(self, texts: Text) -> Text:
+        suspects = pc.match_substring_regex(texts, self.suspect)
+        if not suspects.true_count:
+            return texts
+        return pc.replace_with_mask(texts, suspects, text_of(map(self.mend, texts.filter(suspects).to_pylist())))
+
+
+def one_space(text: str) -> str:
+    """White space normalised, so that no tab and no line end is inside."""
+    return " ".join(text.split())
 
 
 def without_html(text: str) -> str:
     """Entities as the characters that they stand for, tags gone."""
-    mended = html.unescape(text) if "&" in text and ENTITY.search(text) else text
-    mended = TAG.sub(" ", mended) if "<" in mended else mended
-    return text if mended is text else " ".join(mended.split())
+    mended = TAG.sub(" ", html.unescape(text) if ENTITY.search(text) else text)
+    return text if mended == text else one_space(mended)
 
 
-def repairs_of(clean: Clean) -> dict[str, Repair]:
-    repairs = {"broken encoding": (clean.encoding, repaired_encoding), "HTML": (clean.html, without_html)}
-    return {name: repair for name, (choice, repair) in repairs.items() if choice == "repair"}
+SPACE = Repair(
+    r"[\x09-\x0d\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]|  |^ | $",
+    one_space,
+)
+# UTF-8 read as Windows-1252 always has a letter from a lead byte before one from a continuation byte.
+ENCODING = Repair(
+    "[\xc2-\xf4][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|\ufffd", lambda text: one_space(ftfy.fix_encoding(text))
+)
+HTML = Repair("[&<]", without_html)
 
 
-# --- pairs -------------------------------------------------------------------------------------------------
-
-
-def decode(raw: RawPair) -> Pair | None:
-    """Text with its white space normalised (so that it holds no tab and no line end), or None where it is no UTF-8."""
-    try:
-        source, target = (" ".join(side.decode("utf-8").split()) for side in raw)
-    except UnicodeDecodeError:
-        return None
-    return source, target
+# --- all together ------------------------------------------------------------------------------------------
 
 
 class Cleaner:
-    """Repairs and filters of one configuration; counts what it repaired."""
+    """Repairs, filters and checks of one configuration, by name. The first reason counts, checks of pairs come last."""
 
-    def __init__(self, repairs: dict[str, Repair], filters: list[Filter]):
-        self.repairs = repairs
-        self.filters = filters
-        self.repaired: Counter[str] = Counter()
+    def __init__(self, repairs: dict[str, Repair], filters: dict[str, Filter], *checks: Check):
+        self.repairs, self.filters, self.checks = repairs, filters, checks
 
-    def __call__(self, raw: RawPair) -> tuple[Pair, str | None]:
-        """The pair as it is after repairs, and the reason to drop it, if any."""
-        pair = decode(raw)
-        if pair is None:
-            source, target = (side.decode("utf-8", errors="replace") for side in raw)
-            return (source, target), "not UTF-8"
+    def __call__(self, raw: list[RawPair]) -> tuple[Block, dict[int, str], Counter[str]]:
+        """The pairs as they are after repairs, reasons to drop by their place, and how many were repaired."""
+        sides, broken = zip(*(decoded([pair[side] for pair in raw]) for side in (0, 1)), strict=True)
+        reasons = dict.fromkeys(sorted({*broken[0], *broken[1]}), "not UTF-8")
+        block, _ = Block(*sides).through(SPACE)
+        repaired: Counter[str] = Counter()
         for name, repair in self.repairs.items():
-            mended = repair(pair[0]), repair(pair[1])
-            if mended != pair:
-                self.repaired[name] += 1
-                pair = mended
-        for check in self.filters:
-            if reason := check(pair):
-                return pair, reason
-        return pair, None
+            block, changed = block.through(repair)
+            changed[list(reasons)] = False
+            repaired += Counter({name: int(changed.sum())})
+        for reason, drops in self.filters.items():
+            for place in np.flatnonzero(drops(block)).tolist():
+                reasons.setdefault(place, reason)
+        for place, pair in enumerate(block.pairs() if self.checks else ()):
+            if place not in reasons and (found := next(filter(None, (check(*pair) for check in self.checks)), None)):
+                reasons[place] = found
+        return block, reasons, repaired
 
 
-def checked(raw: Iterable[RawPair], name: str) -> Iterator[Pair]:
+def decoded(lines: list[bytes]) -> tuple[Text, list[int]]:
+    """Text, and the places of lines that are no UTF-8."""
+    try:
+        return pa.array(lines, pa.large_binary()).cast(pa.large_string()), []
+    except pa.ArrowInvalid:
+        texts = [line.decode("utf-8", "replace") for line in lines]
+        return text_of(texts), [at for at, text in enumerate(texts) if LOST in text and text.encode() != lines[at]]
+
+
+def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[Pair]) -> Cleaner:
+    """What a configuration asks for, cheap filters first."""
+    mending = {"broken encoding": (section.encoding, ENCODING), "HTML": (section.html, HTML)}
+    repairs = {name: repair for name, (choice, repair) in mending.items() if choice == "repair"}
+    spaced = not UNSPACED & {language.replace("_", "-").split("-")[0] for language in languages}
+    characters, words = section.max_characters, section.max_words
+    word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
+    filters: list[tuple[object, str, Filter]] = [
+        (True, *EMPTY),
+        (section.control_characters, *CONTROLS),
+        (section.encoding == "drop", "broken encoding", lambda block: block.holds(LOST) | block.through(ENCODING)[1]),
+        (section.encoding == "repair", "broken encoding", lambda block: block.holds(LOST)),
+        (section.html == "drop", "HTML", lambda block: block.through(HTML)[1]),
+        (characters, f"over {characters:,} characters", outside(0, characters, "characters")),
+        (words, f"over {words:,} words", outside(0, words, "words")),
+        (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
+        (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),
+        (section.copies, "copy of the source", copied),
+        (section.overlap, "in validation or test set", held_out_before(held_out)),
+    ]
+    checks: list[Check] = [digits_differ] if section.digits else []
+    checks += [wrong_language(languages)] if section.language else []
+    wanted = {reason: drops for on, reason, drops in filters if on}
+    return Cleaner(repairs, wanted, *checks, *map(own_filter, section.own))
+
+
+def checked(raw: Iterable[RawPair], name: str) -> Block:
     """Pairs of a validation or test set. Dropping one would change the scores, so a bad one is refused."""
-    long_line = characters_over(LONGEST_LINE)
-    for number, raw_pair in enumerate(raw, 1):
-        pair = decode(raw_pair)
-        reason = "not UTF-8" if pair is None else empty(pair) or control_characters(pair) or long_line(pair)
-        if pair is None or reason:
-            raise DataError(
-                f"{name}, line {number:,}: {reason}. Validation and test sets are taken whole; mend the line or remove it on both sides"
-            )
-        yield pair
+    long_line = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
+    block, reasons, _ = Cleaner({}, dict([EMPTY, CONTROLS, long_line]))(list(raw))
+    for place in sorted(reasons):
+        raise DataError(
+            f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it "
+            "on both sides"
+        )
+    return block

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dragoman import runs
 from dragoman.config.schema import Config, Corpus, Data
 from dragoman.data import formats
-from dragoman.data.streams import PACKED, in_words
+from dragoman.data.streams import PACKED, in_words, member_of, zip_members
 from dragoman.errors import DataError
 
 Pair = tuple[str, str]
 RawPair = formats.RawPair
+Text = Any  # pa.LargeStringArray: one line a place
 
 TWO_FILES = ("lines", "sgm")
 SUFFIXES = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".tmx": "tmx", ".sgm": "sgm", ".sgml": "sgm"}
@@ -48,6 +50,7 @@ def held_out(data: Data, part: str) -> CorpusSpec:
 
 
 def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
+    corpus = unzipped(data, corpus)
     names = (corpus.pairs,) if corpus.pairs else (corpus.source, corpus.target)
     return CorpusSpec(
         corpus.name,
@@ -57,6 +60,18 @@ def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
         (corpus.source_key, corpus.target_key),
         (data.source_lang, data.target_lang),
     )
+
+
+def unzipped(data: Data, corpus: Corpus) -> Corpus:
+    """One archive that holds a file of each language, as those of OPUS do, stands for the two files in it."""
+    path = Path(corpus.pairs)
+    if path.suffix.lower() != ".zip" or not path.is_file():
+        return corpus
+    names = zip_members(path)
+    found = [[name for name in names if name.endswith(f".{lang}")] for lang in (data.source_lang, data.target_lang)]
+    if [len(side) for side in found] != [1, 1]:
+        return corpus
+    return corpus.model_copy(update={"source": f"{path}!{found[0][0]}", "target": f"{path}!{found[1][0]}", "pairs": ""})
 
 
 def format_of(corpus: Corpus, where: str) -> str:
@@ -105,7 +120,7 @@ def input_digests(config: Config) -> dict[str, str]:
     """SHA-256 of every file that goes in, by the key that names it."""
     digests = {}
     for key, name in input_files(config).items():
-        path = Path(name)
+        path, _ = member_of(Path(name))
         if not path.is_file():
             what = "is a folder, not a file" if path.is_dir() else "no such file"
             raise DataError(f"{key} = {name!r}: {what} (paths are relative to where the command runs)")

@@ -4,7 +4,8 @@ data/<name>/
   train-00000.tsv ...     cleaned text                  vocabulary.model        SentencePiece
   train.source.ids        all ids end to end            train.source.ends.npy   where each sentence ends
   samples.jsonl           a few of the dropped pairs    manifest.json           counts, drops, digests, settings; last
-  work/encoded/           ids shard by shard, gone when all is whole
+  cleaned-<key>/          text after cleaning, for the next time that other settings change
+  encoded/                ids shard by shard, gone when all is whole
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from dragoman import runs
 from dragoman.config.schema import Config
-from dragoman.data.corpus import Pair
-from dragoman.data.shards import CLEANED, DUPLICATES, Reasons, Shard, finished, read_shards
+from dragoman.data.clean import Block
+from dragoman.data.corpus import Pair, Text
+from dragoman.data.shards import DUPLICATES, Reasons, Shard, column, finished, read_cleaned, read_shards
 from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary, cutter_for
 from dragoman.errors import DataError
 from dragoman.runs import MANIFEST, read_json
@@ -31,8 +33,6 @@ Ints = npt.NDArray[np.int64]
 
 SIDES = ("source", "target")
 PARTS = ("train", "valid", "test")
-CHUNK_PAIRS = 5_000  # whose ids are Python numbers for a moment
-ENCODED = "work/encoded"
 MANIFEST_FORMAT = 1
 
 
@@ -42,6 +42,11 @@ class Side:
 
     ids: npt.NDArray[np.generic]
     ends: Ints
+
+    @classmethod
+    def cut(cls, text: Text, cutter: Cutter, threads: int, *place: object) -> Side:
+        ids, lengths = cutter.encode(text, threads, *place)
+        return cls(ids.astype(id_type(len(cutter.vocabulary))), np.cumsum(lengths))
 
     @property
     def lengths(self) -> Ints:
@@ -69,47 +74,43 @@ class Encoded:
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def encode_shard(folder: Path, name: str, part: str, reasons: Reasons, config: Config, threads: int) -> Shard:
+def encode_shard(
+    stage: Path, name: str, part: str, cleaned: Path, reasons: Reasons, config: Config, threads: int
+) -> Shard:
     """Turn one cleaned shard into ids, without duplicates and without training pairs of more than data.max_tokens subwords.
     Its text is written again, so that text and ids agree; where there are variants, those of a pair follow each other."""
     max_tokens = config.data.max_tokens if part == "train" else None
-    cleaned = finished(folder / CLEANED / f"{name}.json")
-    assert cleaned is not None
-    shard = Shard(name, cleaned.corpus, read_pairs=cleaned.pairs)
-    lines = (folder / CLEANED / f"{name}.tsv").read_bytes().split(b"\n")[:-1]
-    vocabulary = vocabulary_of(folder / VOCABULARY_FILE, runs.digest(folder / VOCABULARY_FILE))
-    fresh = np.flatnonzero(reasons == 0)
-    cutter = cutter_for(part, config, vocabulary)
-    texts = [lines[place] for place in fresh]
-    variants = [encode_lines(texts, cutter, threads, name, variant) for variant in range(cutter.variants)]
+    before = finished(cleaned, name)
+    assert before is not None
+    shard = Shard(name, before.corpus, read_pairs=before.pairs)
+    block = read_cleaned(cleaned / f"{name}.arrow")
+    path = stage.parent / VOCABULARY_FILE
+    vocabulary = vocabulary_of(path, *(runs.digest(file) for file in sorted(stage.parent.glob("*.model"))))
+    cutters = [cutter_for(part, config, each) for each in (vocabulary.source, vocabulary)]
+    fresh = block.only(reasons == 0)
+    variants = [
+        [Side.cut(fresh.sides[side], cutters[side], threads, name, variant, side) for side in (0, 1)]
+        for variant in range(cutters[0].variants)
+    ]
     longest = np.max([side.lengths for sides in variants for side in sides], axis=0)
     fits = longest - 1 <= (max_tokens or np.inf)
     reasons = reasons.copy()
-    reasons[fresh[~fits]] = len(DUPLICATES)
-    note_drops(folder, shard, lines, reasons, [*DUPLICATES, f"over {max_tokens} subwords"])
-    kept = [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
-    write_shard(folder, shard, [lines[place] for place in fresh[fits]], kept)
+    reasons[np.flatnonzero(reasons == 0)[~fits]] = len(DUPLICATES)
+    if reasons.any():
+        numbers = column(cleaned / f"{name}.arrow", "line")
+        names = [*DUPLICATES, f"over {max_tokens} subwords"]
+        for place in np.flatnonzero(reasons).tolist():
+            shard.drop(names[reasons[place]], numbers[place].as_py(), block.pair(place))
+    write_shard(
+        stage, shard, fresh.only(fits), [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
+    )
     return shard
 
 
 @lru_cache(maxsize=1)
-def vocabulary_of(path: Path, digest: str) -> Vocabulary:
-    """Loaded once a process; the digest tells one vocabulary from another at the same place."""
+def vocabulary_of(path: Path, *digests: str) -> Vocabulary:
+    """Loaded once a process; digests tell one vocabulary from another at the same place."""
     return Vocabulary(path)
-
-
-def encode_lines(lines: list[bytes], cutter: Cutter, threads: int, *place: object) -> list[Side]:
-    """Ids of both sides. Bytes go to SentencePiece and ids to numpy in bulk: no Python is run for a token."""
-    dtype = id_type(len(cutter.vocabulary))
-    ids = [[np.empty(0, dtype)], [np.empty(0, dtype)]]
-    lengths = [[np.empty(0, np.int64)], [np.empty(0, np.int64)]]
-    for start in range(0, len(lines), CHUNK_PAIRS):
-        pairs = [line.split(b"\t") for line in lines[start : start + CHUNK_PAIRS]]
-        for side in (0, 1):
-            rows = cutter.encode([pair[side] for pair in pairs], threads, *place, side, start)
-            lengths[side].append(np.fromiter(map(len, rows), np.int64, len(rows)))
-            ids[side].append(np.fromiter(chain.from_iterable(rows), dtype, int(lengths[side][-1].sum())))
-    return [Side(np.concatenate(ids[side]), np.cumsum(np.concatenate(lengths[side]))) for side in (0, 1)]
 
 
 def together(variants: list[Side]) -> Side:
@@ -126,36 +127,25 @@ def together(variants: list[Side]) -> Side:
     return Side(np.concatenate([side.ids for side in variants])[place], ends)
 
 
-def note_drops(folder: Path, shard: Shard, lines: list[bytes], reasons: Reasons, names: list[str]) -> None:
-    dropped = np.flatnonzero(reasons)
-    if not len(dropped):
-        return
-    numbers = np.load(folder / CLEANED / f"{shard.name}.keys.npy", mmap_mode="r")[0]
-    for place in dropped:
-        source, _, target = lines[place].decode().partition("\t")
-        shard.drop(names[reasons[place]], int(numbers[place]), (source, target))
-
-
-def write_shard(folder: Path, shard: Shard, lines: list[bytes], sides: list[Side]) -> None:
+def write_shard(stage: Path, shard: Shard, block: Block, sides: list[Side]) -> None:
     """Bytes are UTF-8 with line ends, tokens include end marks."""
-    shard.pairs = len(lines)
-    source_bytes = sum(line.index(b"\t") + 1 for line in lines)
-    shard.sizes = {"source_bytes": source_bytes, "target_bytes": sum(map(len, lines)) + len(lines) - source_bytes}
-    shard.sizes |= {"rows": len(sides[0].ends), "unknown_tokens": 0}
-    for name, side in zip(SIDES, sides, strict=True):
+    shard.pairs = len(block)
+    shard.sizes = {"rows": len(sides[0].ends), "unknown_tokens": 0, "longest": 0}
+    for name, text, side in zip(SIDES, block.sides, sides, strict=True):
+        shard.sizes[f"{name}_bytes"] = pc.sum(pc.binary_length(text)).as_py() or 0
+        shard.sizes[f"{name}_bytes"] += len(text)
         shard.sizes[f"{name}_tokens"] = len(side.ids)
         shard.sizes["unknown_tokens"] += int((side.ids == UNK).sum())
-        shard.sizes["longest"] = max(shard.sizes.get("longest", 0), int(side.lengths.max(initial=0)))
-        with runs.whole(folder / ENCODED / f"{shard.name}.{name}.ids") as stream:
-            stream.write(side.ids.data)
-        with runs.whole(folder / ENCODED / f"{shard.name}.{name}.ends") as stream:
-            stream.write(side.ends.data)
-    with runs.whole(folder / f"{shard.name}.tsv") as stream:
-        stream.writelines(line + b"\n" for line in lines)
-    runs.write_json(folder / ENCODED / f"{shard.name}.json", vars(shard))
+        shard.sizes["longest"] = max(shard.sizes["longest"], int(side.lengths.max(initial=0)))
+        for kind in ("ids", "ends"):
+            with runs.whole(stage / f"{shard.name}.{name}.{kind}") as stream:
+                stream.write(getattr(side, kind).data)
+    with runs.whole(stage.parent / f"{shard.name}.tsv") as stream:
+        stream.writelines(line + b"\n" for line in block.lines())
+    runs.write_json(stage / f"{shard.name}.json", vars(shard))
 
 
-def join(folder: Path, part: str, shards: list[Shard]) -> None:
+def join(folder: Path, stage: Path, part: str, shards: list[Shard]) -> None:
     """The ids of all shards, end to end, and where each sentence ends."""
     for name in SIDES:
         joined = folder / f"{part}.{name}.ids", folder / f"{part}.{name}.ends.npy"
@@ -164,7 +154,7 @@ def join(folder: Path, part: str, shards: list[Shard]) -> None:
             np.lib.format.write_array_header_1_0(ends, {"descr": "<i8", "fortran_order": False, "shape": shape})
             start = 0
             for shard in shards:
-                place = folder / ENCODED / f"{shard.name}.{name}.ids"
+                place = stage / f"{shard.name}.{name}.ids"
                 with place.open("rb") as stream:
                     shutil.copyfileobj(stream, ids, 1 << 20)
                 ends.write((np.fromfile(place.with_suffix(".ends"), "<i8") + start).data)
@@ -182,10 +172,10 @@ def id_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary_size <= 2**16 else np.uint32
 
 
-def read_encoded(folder: Path, part: str, vocabulary_size: int) -> Encoded:
-    dtype = id_type(vocabulary_size)
+def read_encoded(folder: Path, part: str, vocabulary: Vocabulary) -> Encoded:
     sides = []
-    for name in SIDES:
+    for name, size in zip(SIDES, (len(vocabulary.source), len(vocabulary)), strict=True):
+        dtype = id_type(size)
         path = folder / f"{part}.{name}.ids"
         try:
             ends = np.load(folder / f"{part}.{name}.ends.npy", allow_pickle=False)
@@ -240,7 +230,7 @@ class PreparedData:
         )
 
     def encoded(self, part: str) -> Encoded:
-        return read_encoded(self.folder, part, len(self.vocabulary))
+        return read_encoded(self.folder, part, self.vocabulary)
 
     def has(self, part: str) -> bool:
         return part in self.manifest

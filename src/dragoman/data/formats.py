@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
-from xml.parsers import expat
+from typing import Any, BinaryIO, TypeVar
 from xml.sax.saxutils import unescape
+
+from defusedxml import ElementTree
 
 from dragoman.data.streams import LONGEST_LINE_BYTES, TOO_LONG, in_words, lines, open_text
 from dragoman.errors import DataError
@@ -19,7 +20,7 @@ Names = tuple[str, str]  # of the source side and of the target side
 
 SEGMENT = re.compile(rb"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 QUOTES = {"&quot;": '"', "&apos;": "'"}
-XML_BYTES = 2**16  # parsed at once
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 MARKUP = {"bpt", "ept", "it", "ph", "ut"}  # inside a TMX segment: codes of some other program, not text
 
 
@@ -77,14 +78,16 @@ def unequal(source: Path, source_count: int, target: Path, target_count: int, un
 # --- one file of pairs -------------------------------------------------------------------------------------
 
 
-def tsv_pairs(path: Path) -> Iterator[RawPair]:
-    """source TAB target; further columns are not looked at. A line without a tab has an empty side."""
+def tsv_pairs(path: Path, columns: tuple[int, int] = (0, 1)) -> Iterator[RawPair]:
+    """source TAB target, or other columns; those further on are not looked at. A side that a line lacks is empty."""
+    last = max(columns)
     with open_text(path) as stream:
         for number, line in enumerate(lines(path, stream)):
-            source, tab, rest = line.partition(b"\t") if line is not TOO_LONG else (TOO_LONG, b"\t", TOO_LONG)
-            if not (number or tab):
+            cells = line.split(b"\t", last + 1) if line is not TOO_LONG else [TOO_LONG] * (last + 1)
+            if number == 0 and len(cells) <= last:
                 raise DataError(f"{path}: no tab in the first line; a line must be source TAB target")
-            yield source, rest.partition(b"\t")[0]
+            cells += [b""] * (last + 1 - len(cells))
+            yield cells[columns[0]], cells[columns[1]]
 
 
 def json_pairs(path: Path, keys: Names, langs: Names) -> Iterator[RawPair]:
@@ -118,79 +121,49 @@ def json_pair(line: bytes, keys: Names, langs: Names) -> RawPair:
 
 
 def tmx_pairs(path: Path, langs: Names) -> Iterator[RawPair]:
-    """Translation units that have both languages; others are not pairs and are passed over."""
-    units = TmxUnits(langs)
-    count = 0
+    """Translation units. One that lacks a language has an empty side there, which cleaning counts."""
+    seen: set[str] = set()
+    both = False
     with open_text(path, utf_16=True) as stream, in_words(path):
-        for chunk in iter(lambda: stream.read(XML_BYTES), b""):
-            units.feed(path, chunk)
-            yield from units.pairs
-            count += len(units.pairs)
-        units.feed(path, b"", last=True)
-    if not count:
+        for unit in tmx_units(path, stream):
+            seen |= unit.keys()
+            sides = [side_of(unit, lang.lower().replace("_", "-")) for lang in langs]
+            both = both or None not in sides
+            yield sides[0] or b"", sides[1] or b""
+    if not both:
         raise DataError(
-            f"{path}: no unit in both {langs[0]} and {langs[1]}; its languages are {', '.join(sorted(units.langs)) or 'none'}"
+            f"{path}: no unit in both {langs[0]} and {langs[1]}; its languages are {', '.join(sorted(seen)) or 'none'}"
         )
 
 
-class TmxUnits:
-    """Handlers of an XML parser that keep one unit at a time. The parser itself fetches nothing from elsewhere, and
-    entities, which a few bytes could blow up to any size, are refused."""
+def tmx_units(path: Path, stream: BinaryIO) -> Iterator[dict[str, bytes]]:
+    """Segments by language, one unit in memory at a time. Nothing is fetched from elsewhere, and entities, which a few bytes
+    could blow up to any size, are refused."""
+    body = None
+    try:
+        for event, element in ElementTree.iterparse(stream, events=("start", "end")):
+            if element.tag == "body" and event == "start":
+                body = element
+            elif element.tag == "tu" and event == "end":
+                unit: dict[str, bytes] = {}
+                for variant in element.iter("tuv"):
+                    lang = variant.get(XML_LANG) or variant.get("lang") or ""
+                    text = "".join(segment_text(each) for each in variant.iter("seg")).encode()
+                    unit.setdefault(
+                        lang.lower().replace("_", "-"), text if len(text) <= LONGEST_LINE_BYTES else TOO_LONG
+                    )
+                yield unit
+                if body is not None:
+                    body.clear()  # or it would hold on to every unit
+    except (ElementTree.ParseError, ValueError) as error:
+        raise DataError(f"{path}: not a whole TMX file ({error}); take it again from its origin") from None
 
-    def __init__(self, wanted: Names):
-        self.wanted = wanted
-        self.pairs: list[RawPair] = []  # of the chunk fed last
-        self.langs: set[str] = set()
-        self.lang = ""
-        self.unit: dict[str, bytes] = {}
-        self.text: list[str] | None = None  # of the segment we are in
-        self.length = self.markup = 0
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartElementHandler = self.start
-        self.parser.EndElementHandler = self.end
-        self.parser.CharacterDataHandler = self.characters
-        self.parser.EntityDeclHandler = self.entity
 
-    def feed(self, path: Path, chunk: bytes, last: bool = False) -> None:
-        self.pairs = []
-        try:
-            self.parser.Parse(chunk, last)
-        except (expat.ExpatError, ValueError) as error:
-            raise DataError(f"{path}: not a whole TMX file ({error}); take it again from its origin") from None
+def segment_text(element: Any) -> str:
+    inside = (("" if child.tag in MARKUP else segment_text(child)) + (child.tail or "") for child in element)
+    return (element.text or "") + "".join(inside)
 
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if tag == "tu":
-            self.unit = {}
-        elif tag == "tuv":
-            self.lang = (attributes.get("xml:lang") or attributes.get("lang") or "").lower().replace("_", "-")
-            self.langs.add(self.lang)
-        elif tag == "seg":
-            self.text, self.length, self.markup = [], 0, 0
-        elif tag in MARKUP:
-            self.markup += 1
 
-    def characters(self, text: str) -> None:
-        if self.text is not None and not self.markup:
-            self.length += len(text)
-            if self.length <= LONGEST_LINE_BYTES:
-                self.text.append(text)
-
-    def end(self, tag: str) -> None:
-        if tag == "seg" and self.text is not None:
-            whole = self.length <= LONGEST_LINE_BYTES
-            self.unit.setdefault(self.lang, "".join(self.text).encode() if whole else TOO_LONG)
-            self.text = None
-        elif tag == "tu":
-            sides = [self.side(lang.lower().replace("_", "-")) for lang in self.wanted]
-            if sides[0] is not None and sides[1] is not None:
-                self.pairs.append((sides[0], sides[1]))
-        elif tag in MARKUP:
-            self.markup -= 1
-
-    def side(self, wanted: str) -> bytes | None:
-        """`en` takes en, en-US and EN_GB alike."""
-        return next((text for lang, text in self.unit.items() if f"{lang}-".startswith(f"{wanted}-")), None)
-
-    def entity(self, name: str, *_: Any) -> None:
-        raise ValueError(f"it declares an entity, {name!r}, which is refused for safety")
+def side_of(unit: dict[str, bytes], wanted: str) -> bytes | None:
+    """`en` takes en, en-US and EN_GB alike."""
+    return next((text for lang, text in unit.items() if f"{lang}-".startswith(f"{wanted}-")), None)

@@ -190,20 +190,9 @@ _DETERMINERS: dict[str, tuple[Determiner, ...]] = {
     "my": lex.POSSESSIVES, "my_many": tuple(mine.of_many() for mine in lex.POSSESSIVES), "owner": lex.OWNERS,
     "counted": (*lex.NUMBERS, lex.MANY, lex.MANY, lex.SOME, lex.SOME), "digits": lex.DIGITS,
 }  # fmt: skip
-_POOL_ROWS = {  # determiners of some kinds of nouns; and those that suit the object of a negated verb
-    "person": ("the the a a this every all the_many these bare_many counted digits", "the the this the_many"),
-    "kin": ("my my my my owner", "my my my my owner"),
-    "town": ("bare", "bare"),
-    "building area spot": ("the the the a a this", "the the this not_a"),
-    "mass dish drink": ("bare bare bare the my", "not_any not_any not_any the"),
-    "animal food pastry text tool clothes device vehicle transit furniture opening event": (
-        "the the the a a a this my my owner the_many the_many bare_many my_many counted counted digits",
-        "the the not_a not_a not_any_many my",
-    ),
-}
 _POOLS = {  # draw a list of determiners, then one of it: 24 owners do not crowd out 'the'
     kind: tuple(tuple(_DETERMINERS[name] for name in row.split()) for row in rows)
-    for kinds, rows in _POOL_ROWS.items()
+    for kinds, rows in lex.WORDS["determiners"].items()
     for kind in kinds.split()
 }
 
@@ -226,10 +215,10 @@ _TENSES = (_PRESENT, _PRESENT, _PRESENT, _PROGRESSIVE, _PERFECT, _PAST, _PAST, _
 _TIMES = {_PRESENT: lex.PRESENT_TIMES, _PAST: lex.PAST_TIMES, _FUTURE: lex.FUTURE_TIMES}
 _ADVERBS = {_PRESENT: lex.OFTEN, _PAST: lex.OFTEN, _PERFECT: lex.ALREADY}
 _MODALS = {_PRESENT: lex.MODALS, _PAST: tuple(modal for modal in lex.MODALS if modal.german_past)}
-_LINKS = lex.pairs("because/weil, although/obwohl, before/bevor, while/während, if/wenn")
+_LINKS = lex.pairs("links")
 _IF_TENSES = ((_PRESENT, _PRESENT), (_FUTURE, _PRESENT))  # of the main and the subordinate clause
 _LINKED_TENSES = (*_IF_TENSES, (_PAST, _PAST))
-_QUESTION_WORDS = lex.pairs("why/warum, when/wann, how often/wie oft")
+_QUESTION_WORDS = lex.pairs("question_words")
 
 
 def _by_pronoun(pronoun: Pronoun) -> Subject:

@@ -1,7 +1,7 @@
 """What is in a corpus: sizes, lengths, ratios, vocabulary, drops, duplicates and suspects, as sections to be shown.
 
-Text is read twice, as a stream: once to count, once to measure. Of more than LARGEST_SAMPLE pairs a part is measured; a hash
-of the pair decides, so that all copies of a pair are in or out and the share of duplicates stays true.
+Text is read as a stream, a block at a time. Of more than LARGEST_SAMPLE pairs a part is measured; a hash of the pair decides, so
+that all copies of a pair are in or out and the share of duplicates stays true.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import html
 import math
 import re
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from heapq import nlargest
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from dragoman import runs
-from dragoman.data.corpus import Pair, raw_pairs
+from dragoman.data.clean import LOST, Block, bools, either, text_of
+from dragoman.data.corpus import Pair, Text, raw_pairs
 from dragoman.data.encode import SIDES, PreparedData
-from dragoman.data.shards import read_shards
+from dragoman.data.shards import chunks, hashes, read_shards
 from dragoman.data.subwords import UNK
 from dragoman.errors import DataError
 
 LARGEST_SAMPLE = 2_000_000
-TICK = 20_000
+TICK = 100_000
 SHOWN_SUSPECTS = 20
 SAMPLES_PER_REASON = 3
 SUSPICIOUS = 0.7
@@ -39,9 +39,7 @@ LENGTH_EDGES = (0, 1, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150)
 RATIO_EDGES = (0, 1 / 3, 1 / 2, 2 / 3, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3)
 URL = re.compile(r"https?://[^\s\"'<>)]+|www\.[^\s\"'<>)]+")
 DIGIT = re.compile(r"\d")
-BAD = "\N{REPLACEMENT CHARACTER}"
-
-Read = Callable[[], Iterator[Pair]]
+ODD = ("an empty side", "both sides the same", f"not UTF-8, or already damaged ({LOST})", "misaligned suspects")
 
 
 @dataclass
@@ -62,14 +60,12 @@ def inspect(path: Path, other: Path | None = None, progress: runs.Progress = run
         raise DataError(f"{path}: a corpus has two sides; name the other file too, or a prepared folder alone")
     prepared = PreparedData(path) if other is None else None
     names = [path.name, other.name] if other else list(SIDES)
-    read: Read = (lambda: decoded(path, other)) if other else (lambda: read_shards(path, "train"))
-    totals = count(read, progress)
-    if not totals.pairs:
+    found = measure(decoded(path, other) if other else read_shards(path, "train"), progress)
+    if not found.pairs:
         raise DataError(f"{path}: there are no lines to look at")
-    found = measure(read, totals, progress)
-    sections = [size_section(totals, names), length_section(found, names), ratio_section(found)]
+    sections = [size_section(found, names), length_section(found, names), ratio_section(found)]
     if prepared:
-        sections += [parts_section(prepared), vocabulary_section(prepared, totals), *dropped_sections(prepared)]
+        sections += [parts_section(prepared), vocabulary_section(prepared, found), *dropped_sections(prepared)]
     return [*sections, oddities_section(found), suspects_section(found)]
 
 
@@ -81,72 +77,61 @@ def decoded(source: Path, target: Path) -> Iterator[Pair]:
 # --- counting and measuring --------------------------------------------------------------------------------
 
 
-@dataclass
-class Totals:
-    """Of all pairs; lists hold source and target."""
-
-    pairs: int = 0
-    bytes: list[int] = field(default_factory=lambda: [0, 0])
-    characters: list[int] = field(default_factory=lambda: [0, 0])
-    words: list[int] = field(default_factory=lambda: [0, 0])
-
-
-@dataclass
 class Measured:
-    """Of the sample; suspects are (score, line, reasons, source, target), the worst first."""
+    """Sums over all pairs, [what, side]; columns of the sample; and suspects (score, line, reasons, source, target), the worst
+    first."""
 
-    totals: Totals
-    one_in: int
-    characters: tuple[array[int], array[int]] = field(default_factory=lambda: (array("I"), array("I")))
-    words: tuple[array[int], array[int]] = field(default_factory=lambda: (array("I"), array("I")))
-    digests: array[int] = field(default_factory=lambda: array("Q"))
-    odd: Counter[str] = field(default_factory=Counter)
-    suspects: list[tuple[float, int, str, str, str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.pairs, self.one_in = 0, 1
+        self.sums = np.zeros((3, 2), np.int64)  # bytes, words, characters
+        self.hashes = np.zeros(0, np.uint64)
+        self.lengths = np.zeros((2, 2, 0), np.int64)  # words and characters, side, pair
+        self.odd = np.zeros((len(ODD), 0), np.bool_)
+        self.suspects: list[tuple[float, int, str, str, str]] = []
+
+    def add(self, block: Block) -> None:
+        sizes = [
+            [bools(function(text)) for text in block.sides] for function in (pc.binary_length, words, pc.utf8_length)
+        ]
+        self.sums += np.sum(sizes, axis=2)
+        self.sums[0] += len(block)  # line ends
+        key, first = hashes(block), self.pairs + 1
+        self.pairs += len(block)
+        inside = np.flatnonzero(key % np.uint64(self.one_in) == 0)
+        odd = [either([bools(pc.equal(pc.utf8_trim_whitespace(text), "")) for text in block.sides])]
+        odd += [bools(pc.equal(*block.sides)), block.holds(LOST), np.zeros(len(block), np.bool_)]
+        for place in inside.tolist():
+            score, reasons = suspicion(*block.pair(place), self.typical)
+            if score > SUSPICIOUS:
+                odd[-1][place] = True
+                self.suspects.append((score, -first - place, reasons, *block.pair(place)))
+        self.suspects = nlargest(SHOWN_SUSPECTS * 10, self.suspects)
+        self.hashes = np.append(self.hashes, key[inside])
+        self.lengths = np.append(self.lengths, np.array(sizes[1:])[:, :, inside], axis=2)
+        self.odd = np.append(self.odd, np.array(odd)[:, inside], axis=1)
+        while len(self.hashes) > LARGEST_SAMPLE:
+            self.one_in *= 2
+            keep = self.hashes % np.uint64(self.one_in) == 0
+            self.hashes, self.lengths, self.odd = self.hashes[keep], self.lengths[:, :, keep], self.odd[:, keep]
+
+    @property
+    def typical(self) -> float:
+        """The logarithm of the usual ratio of characters, so far."""
+        return math.log((self.sums[2, 1] + 1) / (self.sums[2, 0] + 1))
 
 
-def count(read: Read, progress: runs.Progress) -> Totals:
-    totals = Totals()
-    for pair in read():
-        for side, text in enumerate(pair):
-            totals.bytes[side] += len(text.encode()) + 1
-            totals.characters[side] += len(text)
-            totals.words[side] += len(text.split())
-        totals.pairs += 1
-        if totals.pairs % TICK == 0:
-            progress("counting", totals.pairs, 0, "pairs")
-    return totals
-
-
-def measure(read: Read, totals: Totals, progress: runs.Progress) -> Measured:
-    found = Measured(totals, one_in=math.ceil(totals.pairs / LARGEST_SAMPLE))
-    typical = math.log((totals.characters[1] + 1) / (totals.characters[0] + 1))
-
-    def suspects() -> Iterator[tuple[float, int, str, str, str]]:
-        for number, (source, target) in enumerate(read(), 1):
-            if number % TICK == 0:
-                progress("measuring", number, totals.pairs, "pairs")
-            digest = int.from_bytes(blake2b(f"{source}\t{target}".encode(), digest_size=8).digest())
-            if digest % found.one_in == 0:
-                add(found, source, target, digest)
-                score, reasons = suspicion(source, target, typical)
-                if score > SUSPICIOUS:
-                    found.odd["misaligned suspects"] += 1
-                    yield score, -number, reasons, source, target
-
-    worst = {row[3:]: row for row in reversed(nlargest(SHOWN_SUSPECTS * 10, suspects()))}  # copies are shown once
+def measure(pairs: Iterator[Pair], progress: runs.Progress) -> Measured:
+    found = Measured()
+    for chunk in chunks(pairs, TICK):
+        found.add(Block(*map(text_of, zip(*chunk, strict=True))))
+        progress("measuring", found.pairs, 0, "pairs")
+    worst = {row[3:]: row for row in reversed(found.suspects)}  # copies are shown once
     found.suspects = [*reversed(worst.values())][:SHOWN_SUSPECTS]
-    progress("measuring", totals.pairs, totals.pairs, "pairs")
     return found
 
 
-def add(found: Measured, source: str, target: str, digest: int) -> None:
-    for side, text in enumerate((source, target)):
-        found.characters[side].append(len(text))
-        found.words[side].append(len(text.split()))
-    found.digests.append(digest)
-    found.odd["an empty side"] += not source.strip() or not target.strip()
-    found.odd["both sides the same"] += source == target
-    found.odd["not UTF-8, or already damaged (\N{REPLACEMENT CHARACTER})"] += BAD in source or BAD in target
+def words(text: Text) -> Any:
+    return pc.count_substring_regex(text, r"\S+")
 
 
 def suspicion(source: str, target: str, typical: float) -> tuple[float, str]:
@@ -173,21 +158,20 @@ def suspicion(source: str, target: str, typical: float) -> tuple[float, str]:
 # --- sections ----------------------------------------------------------------------------------------------
 
 
-def size_section(totals: Totals, names: list[str]) -> Section:
-    columns = totals.bytes, totals.words, totals.characters
+def size_section(found: Measured, names: list[str]) -> Section:
     rows = [
-        [name, f"{num_bytes / 1e6:,.2f} MB", f"{totals.pairs:,}", f"{words:,}", f"{characters:,}"]
-        for name, num_bytes, words, characters in zip(names, *columns, strict=True)
+        [name, f"{num_bytes / 1e6:,.2f} MB", f"{found.pairs:,}", f"{words:,}", f"{characters:,}"]
+        for name, num_bytes, words, characters in zip(names, *found.sums.tolist(), strict=True)
     ]
     return Section("Size", ["", "text", "lines", "words", "characters"], rows)
 
 
 def length_section(found: Measured, names: list[str]) -> Section:
     rows = []
-    for what, sides in (("words", found.words), ("characters", found.characters)):
-        rows += [[what, name, *spread(np.asarray(side), "{:,.0f}")] for name, side in zip(names, sides, strict=True)]
+    for what, sides in zip(("words", "characters"), found.lengths, strict=True):
+        rows += [[what, name, *spread(side, "{:,.0f}")] for name, side in zip(names, sides, strict=True)]
     header = ["a sentence has", "", *spread_header()]
-    counts = [np.histogram(np.asarray(side), [*LENGTH_EDGES, np.inf])[0].tolist() for side in found.words]
+    counts = [np.histogram(side, [*LENGTH_EDGES, np.inf])[0].tolist() for side in found.lengths[0]]
     labels = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(LENGTH_EDGES)]
     bars = [(f"{label} words", list(pair)) for label, *pair in zip([*labels, "150+"], *counts, strict=True)]
     while not any(bars[-1][1]):
@@ -196,8 +180,7 @@ def length_section(found: Measured, names: list[str]) -> Section:
 
 
 def ratio_section(found: Measured) -> Section:
-    sides = [np.maximum(1, np.asarray(side)) for side in found.characters]
-    ratios = sides[1] / sides[0]
+    ratios = np.divide(*np.maximum(1, found.lengths[1, ::-1]))
     counts = np.histogram(ratios, [*RATIO_EDGES, np.inf])[0].tolist()
     labels = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(RATIO_EDGES)]
     bars = [(label, [count]) for label, count in zip([*labels, "over 3"], counts, strict=True)]
@@ -220,9 +203,11 @@ def parts_section(data: PreparedData) -> Section:
     return Section("Prepared", ["", "pairs", "source subwords", "target subwords", "longest side"], rows)
 
 
-def vocabulary_section(data: PreparedData, totals: Totals) -> Section:
-    encoded, size, rows = data.encoded("train"), len(data.vocabulary), []
-    for name, side, words in zip(SIDES, (encoded.source, encoded.target), totals.words, strict=True):
+def vocabulary_section(data: PreparedData, found: Measured) -> Section:
+    encoded, sizes, rows = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary)), []
+    for name, side, words, size in zip(
+        SIDES, (encoded.source, encoded.target), found.sums[1].tolist(), sizes, strict=True
+    ):
         uses = np.zeros(size, dtype=np.int64)
         for at in range(0, len(side.ids), 2**24):
             uses += np.bincount(side.ids[at : at + 2**24], minlength=size)
@@ -230,7 +215,11 @@ def vocabulary_section(data: PreparedData, totals: Totals) -> Section:
         row = [f"{np.count_nonzero(uses[UNK + 1 :]) / max(1, size - UNK - 1):.1%}", f"{1e3 * uses[UNK] / tokens:.3f}"]
         rows.append([name, *row, f"{tokens / max(1, words):.2f}", *spread(side.lengths - 1, "{:,.0f}")])
     header = ["", "pieces used", "unknown per 1,000", "subwords a word", *spread_header()]
-    return Section(f"Vocabulary of {size:,} pieces, and subwords a sentence", header, rows)
+    return Section(
+        f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces, and subwords a sentence",
+        header,
+        rows,
+    )
 
 
 def dropped_sections(data: PreparedData) -> list[Section]:
@@ -253,9 +242,9 @@ def dropped_sections(data: PreparedData) -> list[Section]:
 
 
 def oddities_section(found: Measured) -> Section:
-    sampled = len(found.digests)
-    copies = sampled - len(np.unique(np.asarray(found.digests)))
-    odd = {"copies of an earlier pair": copies, **found.odd}
+    sampled = len(found.hashes)
+    odd = {"copies of an earlier pair": sampled - len(np.unique(found.hashes))}
+    odd |= dict(zip(ODD, found.odd.sum(axis=1).tolist(), strict=True))
     rows = [[name, f"{number:,}", f"{number / sampled:.2%}"] for name, number in odd.items()]
     return Section("Oddities", ["", "pairs", "share"], rows, sample_note(found))
 
@@ -276,7 +265,7 @@ def clipped(text: str) -> str:
 def sample_note(found: Measured) -> str:
     if found.one_in == 1:
         return ""
-    return f"measured on a sample: {len(found.digests):,} of {found.totals.pairs:,} pairs, chosen by a hash"
+    return f"measured on a sample: {len(found.hashes):,} of {found.pairs:,} pairs, chosen by a hash"
 
 
 def to_html(sections: list[Section], title: str) -> str:

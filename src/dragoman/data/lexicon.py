@@ -1,4 +1,5 @@
-"""The words of the embedded English-German corpus with all their forms; `grammar.py` builds sentences of them.
+"""The words of the embedded English-German corpus with all their forms; `grammar.py` builds sentences of them. The words
+themselves are rows of `lexicon.toml`.
 
 Nouns, verbs and adjectives have kinds (person, food, vehicle, ...), so that people read books and repair cars, and not
 the other way round. German is a function of English: no noun is its own plural (fish, sheep), 'you' is always 'du',
@@ -7,8 +8,12 @@ and two German verbs share an English one only where what follows differs (know:
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 NOMINATIVE, ACCUSATIVE, DATIVE = range(3)
 MASCULINE, FEMININE, NEUTER, PLURAL = range(4)  # the columns of a German declension
@@ -27,9 +32,9 @@ class Pair(NamedTuple):
 NOTHING = Pair("", "")
 
 
-def pairs(rows: str) -> tuple[Pair, ...]:
+def pairs(name: str) -> tuple[Pair, ...]:
     """From 'yesterday/gestern, Berlin/=', where '=' is a word like the English one."""
-    split = [row.strip().split("/") for row in rows.split(",")]
+    split = [row.strip().split("/") for row in WORDS[name].split(",")]
     return tuple(Pair(english, english if german == "=" else german) for english, german in split)
 
 
@@ -88,7 +93,7 @@ BARE = Determiner("", _fixed(""), _STRONG, definite=False)
 _SEVERAL = BARE.of_many()
 MANY = replace(_SEVERAL, english="many", german=_joined("viel", _STRONG))
 SOME = replace(_SEVERAL, english="some", german=_joined("einig", _STRONG))
-NUMBER_WORDS = pairs("two/zwei, three/drei, four/vier, five/fünf, six/sechs, eight/acht, ten/zehn, twelve/zwölf")
+NUMBER_WORDS = pairs("numbers")
 NUMBERS = tuple(replace(_SEVERAL, english=word.english, german=_fixed(word.german)) for word in NUMBER_WORDS)
 DIGITS = tuple(replace(_SEVERAL, english=str(number), german=_fixed(str(number))) for number in range(13, 100))
 
@@ -115,8 +120,7 @@ THEM = _pronoun("they them their sie sie ihnen ihr", SIE)
 PRONOUNS = (ME, YOU, HIM, HER, US, THEM)
 POSSESSIVES = tuple(pronoun.possessive for pronoun in PRONOUNS)
 
-WOMEN = ("Anna", "Maria", "Julia", "Laura", "Lena", "Sarah", "Emma", "Clara", "Eva", "Nina", "Lisa", "Paula")
-MEN = ("Peter", "Paul", "Martin", "Daniel", "Jan", "David", "Simon", "Karl", "Oliver", "Tim", "Robert", "Stefan")
+WOMEN, MEN = WORDS["women"].split(), WORDS["men"].split()
 OWNERS = tuple(Determiner(f"{name}'s", _fixed(f"{name}s"), _STRONG) for name in WOMEN + MEN)  # Annas alter Hund
 
 
@@ -141,41 +145,8 @@ def _noun(row: str, kind: str) -> Noun:
     return Noun((one, several or with_s(one)), german, "mfn".index(gender), kind)
 
 
-_NOUN_ROWS = {
-    "person": """man/men m Mann Männer, woman/women f Frau Frauen, child/children n Kind Kinder, girl n Mädchen =,
-        boy m Junge Jungen weak, teacher m Lehrer =, doctor m Arzt Ärzte, student m Student Studenten weak,
-        tourist m Tourist Touristen weak, farmer m Bauer Bauern weak, cook m Koch Köche, lawyer m Anwalt Anwälte""",
-    "kin": """brother m Bruder Brüder, sister f Schwester Schwestern, friend m Freund Freunde, son m Sohn Söhne,
-        daughter f Tochter Töchter, uncle m Onkel =, aunt f Tante Tanten, neighbor m Nachbar Nachbarn weak,
-        mother f Mutter Mütter, father m Vater Väter, grandmother f Großmutter Großmütter, boss m Chef Chefs""",
-    "animal": "dog m Hund Hunde, cat f Katze Katzen, horse n Pferd Pferde, bear m Bär Bären weak",
-    "food": "apple m Apfel Äpfel, pear f Birne Birnen, egg n Ei Eier, tomato/tomatoes f Tomate Tomaten",
-    "pastry": "cake m Kuchen =, cookie m Keks Kekse, pizza f Pizza Pizzas, roll n Brötchen =",
-    "mass": "bread n Brot Brote, cheese m Käse =, butter f Butter =",
-    "dish": "meat n Fleisch =, rice m Reis =, soup f Suppe Suppen",
-    "drink": "milk f Milch =, water n Wasser =, coffee m Kaffee Kaffees, tea m Tee Tees, juice m Saft Säfte",
-    "text": "book n Buch Bücher, letter m Brief Briefe, poem n Gedicht Gedichte, story f Geschichte Geschichten",
-    "tool": """key m Schlüssel =, pen m Stift Stifte, knife/knives n Messer =, watch f Uhr Uhren, photo n Foto Fotos,
-        bottle f Flasche Flaschen, cup f Tasse Tassen, plate m Teller =, suitcase m Koffer =""",
-    "clothes": "coat m Mantel Mäntel, shirt n Hemd Hemden, hat m Hut Hüte, jacket f Jacke Jacken",
-    "device": "computer m Computer =, radio n Radio Radios, camera f Kamera Kameras, lamp f Lampe Lampen",
-    "vehicle": "car n Auto Autos, bicycle n Fahrrad Fahrräder, boat n Boot Boote, truck m Lastwagen =",
-    "transit": "bus m Bus Busse, train m Zug Züge",
-    "furniture": "table m Tisch Tische, bed n Bett Betten, sofa n Sofa Sofas, chair m Stuhl Stühle",
-    "opening": "door f Tür Türen, window n Fenster =",
-    "building": """house n Haus Häuser, school f Schule Schulen, church f Kirche Kirchen, hotel n Hotel Hotels,
-        museum n Museum Museen, hospital n Krankenhaus Krankenhäuser, library f Bibliothek Bibliotheken,
-        castle n Schloss Schlösser, restaurant n Restaurant Restaurants""",
-    "area": "park m Park Parks, garden m Garten Gärten, village n Dorf Dörfer, forest m Wald Wälder",
-    "spot": "station m Bahnhof Bahnhöfe, airport m Flughafen Flughäfen, lake m See Seen, bridge f Brücke Brücken",
-    "event": "party f Party Partys, concert n Konzert Konzerte, wedding f Hochzeit Hochzeiten, game n Spiel Spiele",
-}
-_TOWNS = pairs(
-    "Berlin/=, Hamburg/=, Munich/München, Cologne/Köln, Vienna/Wien, Zurich/Zürich, Paris/=, London/=, Rome/Rom, "
-    "Prague/Prag, Warsaw/Warschau, Italy/Italien, Spain/Spanien, France/Frankreich, Norway/Norwegen, Japan/="
-)
-NOUNS = {kind: tuple(_noun(row, kind) for row in rows.split(",")) for kind, rows in _NOUN_ROWS.items()}
-NOUNS["town"] = tuple(_noun(f"{town.english} n {town.german} =", "town") for town in _TOWNS)
+NOUNS = {kind: tuple(_noun(row, kind) for row in rows.split(",")) for kind, rows in WORDS["nouns"].items()}
+NOUNS["town"] = tuple(_noun(f"{town.english} n {town.german} =", "town") for town in pairs("towns"))
 PEOPLE_KINDS = ("person", "kin")
 
 
@@ -195,23 +166,9 @@ def _adjective(row: str) -> Adjective:
     return Adjective(english, german, stem[0] if stem else german)
 
 
-_ADJECTIVE_ROWS = {  # kinds of nouns that they suit: adjectives
-    "tool clothes device vehicle furniture text building opening kin animal": "old alt",
-    "tool clothes device vehicle furniture text building opening transit": "new neu",
-    "tool clothes device vehicle furniture": "expensive teuer teur, cheap billig, heavy schwer",
-    "tool clothes device vehicle furniture building area spot": "beautiful schön",
-    "device furniture vehicle opening building area spot animal": "big groß, small klein",
-    "tool clothes vehicle": "red rot, blue blau, green grün, white weiß, black schwarz, dirty schmutzig",
-    "device building furniture vehicle": "modern modern",
-    "vehicle transit": "fast schnell, slow langsam",
-    "person kin animal": "young jung, clever klug, strong stark, tired müde müd, hungry hungrig, sick krank",
-    "person kin": """tall groß, rich reich, poor arm, famous berühmt, polite höflich, honest ehrlich, nice nett,
-        friendly freundlich, happy glücklich, sad traurig""",
-    "food pastry mass dish": "fresh frisch, good gut",
-    "drink": "hot heiß, cold kalt, good gut",
-    "text event": "long lang, short kurz, important wichtig, interesting interessant, boring langweilig",
-}
-_ADJECTIVES = [(kinds.split(), _adjective(row)) for kinds, rows in _ADJECTIVE_ROWS.items() for row in rows.split(",")]
+_ADJECTIVES = [
+    (kinds.split(), _adjective(row)) for kinds, rows in WORDS["adjectives"].items() for row in rows.split(",")
+]
 ADJECTIVES = {kind: tuple(adjective for kinds, adjective in _ADJECTIVES if kind in kinds) for kind in NOUNS}
 
 
@@ -281,72 +238,9 @@ def _verb(row: str) -> Verb:
     )  # fmt: skip
 
 
-def _verbs(table: str) -> tuple[Verb, ...]:
-    return tuple(_verb(row) for row in table.strip().splitlines())
-
-
-# Features: sein (in the perfect), dative (case of the object), by=PREPOSITION, past=PRETERITE; the others as in Verb.
-VERBS = _verbs("""
-sleep sleeping slept slept   | schlafen geschlafen schläfst schläft | | how=well,badly,in
-work                         | arbeiten gearbeitet                | | how=hard,alone,with,in
-sing singing sang sung       | singen gesungen                    | | how=well,loudly,with,in
-watch + TV                   | fern/sehen ferngesehen siehst sieht | | how=alone,with,in
-go going went gone + shopping | ein/kaufen eingekauft             | | how=alone,with,in
-clean + up                   | auf/räumen aufgeräumt              | | how=quickly,slowly,with
-get getting got gotten + up  | auf/stehen aufgestanden            | | sein how=early,late
-fall falling fell fallen + asleep | ein/schlafen eingeschlafen schläfst schläft | | sein how=quickly,late,in
-come coming came come + back | zurück/kommen zurückgekommen       | | sein goal=from how=early,late,with
-arrive                       | an/kommen angekommen               | | sein goal=in how=early,late
-stay                         | bleiben geblieben                  | | sein goal=in past=blieb how=with
-live                         | wohnen gewohnt                     | | goal=in stative past=wohnte
-go going went gone           | gehen gegangen                     | | sein goal=to past=ging how=with
-drive driving drove driven   | fahren gefahren fährst fährt       | | sein goal=to how=alone,with
-travel                       | reisen gereist                     | | sein goal=town how=alone,with
-buy buying bought bought     | kaufen gekauft                     | tool clothes vehicle text food drink | how=for,in
-see seeing saw seen          | sehen gesehen siehst sieht         | person kin animal building | stative past=sah
-read reading read read       | lesen gelesen liest liest          | text | how=in
-write writing wrote written  | schreiben geschrieben              | text | how=for,in
-eat eating ate eaten         | essen gegessen isst isst           | food pastry mass dish | how=with,in
-drink drinking drank drunk   | trinken getrunken                  | drink | how=with,in
-know knowing knew known      | kennen gekannt                     | person kin building | stative past=kannte
-love                         | lieben geliebt                     | person kin animal | stative past=liebte
-like                         | mögen gemocht mag magst mag        | person kin animal food dish | stative past=mochte
-have having had had          | haben gehabt habe hast hat         | animal device vehicle tool | stative past=hatte
-need                         | brauchen gebraucht                 | tool clothes furniture mass | stative past=brauchte
-visit                        | besuchen besucht                   | person kin building | how=with
-open                         | öffnen geöffnet öffnest öffnet     | opening | how=quickly,slowly
-close                        | schließen geschlossen              | opening | how=quickly,slowly
-find finding found found     | finden gefunden                    | tool clothes text animal | how=in
-look + for                   | suchen gesucht                     | tool clothes text person kin animal | how=in
-bring bringing brought brought + along | mit/bringen mitgebracht  | tool clothes text food pastry drink | how=for
-repair                       | reparieren repariert               | device vehicle furniture | how=quickly,for
-turn + on                    | ein/schalten eingeschaltet         | device |
-invite                       | ein/laden eingeladen lädst lädt    | person kin |
-call                         | an/rufen angerufen                 | person kin |
-meet meeting met met         | treffen getroffen triffst trifft   | person kin | how=in
-feed feeding fed fed         | füttern gefüttert                  | animal | how=with,in
-build building built built   | bauen gebaut                       | building furniture | how=for
-bake                         | backen gebacken                    | pastry | how=for,with
-cook                         | kochen gekocht                     | dish | how=for,with
-help                         | helfen geholfen hilfst hilft       | person kin | dative how=in
-thank                        | danken gedankt                     | person kin | dative
-follow                       | folgen gefolgt                     | person kin animal | dative sein
-listen + to                  | zu/hören zugehört                  | person kin | dative
-give giving gave given       | geben gegeben gibst gibt           | tool clothes text food pastry | receiver
-show showing showed shown    | zeigen gezeigt                     | tool clothes text animal building | receiver
-offer                        | an/bieten angeboten                | food pastry mass dish drink | receiver
-wait + for                   | warten gewartet                    | person kin transit | by=auf how=in
-talk + about                 | sprechen gesprochen sprichst spricht | person kin event text | by=über how=with
-talk + to                    | sprechen gesprochen sprichst spricht | person kin | by=mit dative how=in
-dream + of                   | träumen geträumt                   | person kin event vehicle | by=von dative
-put putting put put          | legen gelegt                       | clothes text | goal=on
-""")
-REPORTING_VERBS = _verbs("""
-say saying said said         | sagen gesagt                       | | past=sagte
-think thinking thought thought | denken gedacht                   | | past=dachte
-believe                      | glauben geglaubt                   | | past=glaubte
-know knowing knew known      | wissen gewusst weiß weißt weiß     | | past=wusste
-""")
+VERBS, REPORTING_VERBS = (
+    tuple(_verb(row) for row in WORDS[name].strip().splitlines()) for name in ("verbs", "reporting_verbs")
+)
 _BE_FORMS = ("be", "is", "being", "was", "been", "sein", "", ("bin", "bist", "ist", "sind", "sind"), "gewesen")
 BE = Verb(*_BE_FORMS, preterite=_preterite("war"), by_sein=True, goal="in", stative=True)
 HABEN = ("habe", "hast", "hat", "haben", "haben")
@@ -360,46 +254,29 @@ class Modal(NamedTuple):
     auxiliary: bool = False  # no 'do': can't, don't want to
 
 
-MODALS = (
-    Modal(("can", "can", "could"), ("kann", "kannst", "kann", "können", "können"), _preterite("konnte"), True),
-    Modal(("want to", "wants to", "wanted to"), ("will", "willst", "will", "wollen", "wollen"), _preterite("wollte")),
-    Modal(("have to", "has to", "had to"), ("muss", "musst", "muss", "müssen", "müssen"), _preterite("musste")),
-    Modal(("may", "may", ""), ("darf", "darfst", "darf", "dürfen", "dürfen"), auxiliary=True),
-    Modal(("should", "should", ""), _preterite("sollte"), auxiliary=True),
-    Modal(("would like to", "would like to", ""), _preterite("möchte"), auxiliary=True),
-)
+def _modal(row: str) -> Modal:
+    english, german, past, auxiliary = (part.strip() for part in row.split("|"))
+    base, third, before = (form.strip() for form in english.split(","))
+    return Modal((base, third, before), tuple(german.split()), _preterite(past) if past else (), bool(auxiliary))
+
+
+MODALS = tuple(_modal(row) for row in WORDS["modals"].strip().splitlines())
 
 
 # -- adverbials --------------------------------------------------------------------------------------------------------
 
-_DAYS = pairs(
-    "on Monday/am Montag, on Tuesday/am Dienstag, on Wednesday/am Mittwoch, on Thursday/am Donnerstag, "
-    "on Friday/am Freitag, on Saturday/am Samstag, on Sunday/am Sonntag"
-)
 _HOURS = tuple(Pair(f"at {hour} o'clock", f"um {hour} Uhr") for hour in range(5, 13))
-_SEASONS = pairs("in summer/im Sommer, in winter/im Winter, in spring/im Frühling, in May/im Mai, in August/im August")
 _YEARS = tuple(Pair(f"in {year}", f"im Jahr {year}") for year in range(1980, 2025))
-_HABITS = pairs("in the morning/am Morgen, in the evening/am Abend, every day/jeden Tag, today/heute")
-_BEFORE = pairs("yesterday/gestern, last week/letzte Woche, last year/letztes Jahr, yesterday evening/gestern Abend")
-_LATER = pairs("tomorrow/morgen, next week/nächste Woche, next year/nächstes Jahr, tonight/heute Abend, soon/bald")
-_SPANS = pairs("days/Tagen, weeks/Wochen, months/Monaten, years/Jahren")
+_DAYS, _SEASONS, _HABITS, _BEFORE, _LATER, _SPANS, OFTEN, ALREADY = map(
+    pairs, ("days", "seasons", "habits", "before", "later", "spans", "often", "already")
+)
 _AGO = tuple(Pair(f"{n.english} {s.english} ago", f"vor {n.german} {s.german}") for n in NUMBER_WORDS for s in _SPANS)
 _DAYS_AT = tuple(Pair(f"{d.english} {h.english}", f"{d.german} {h.german}") for d in _DAYS for h in _HOURS)
 # Each a choice of lists, so that 45 years do not crowd out 'yesterday'.
 PRESENT_TIMES = (_HABITS, _HABITS, _DAYS, _HOURS, _SEASONS, _DAYS_AT)
 PAST_TIMES = (_BEFORE, _BEFORE, _DAYS, _SEASONS, _YEARS, _AGO, _DAYS_AT)
 FUTURE_TIMES = (_LATER, _LATER, _DAYS, _DAYS_AT)
-OFTEN = pairs("often/oft, always/immer, never/nie, sometimes/manchmal, usually/meistens, rarely/selten")
-ALREADY = pairs("already/schon, just/gerade")
-_MANNERS = pairs("well/gut, badly/schlecht, loudly/laut, alone/allein, hard/hart, quickly/schnell, slowly/langsam")
-MANNERS = {manner.english: manner for manner in (*_MANNERS, Pair("early", "früh"), Pair("late", "spät"))}
-_PREPOSITION_ROWS = {  # both prepositions, and the kind of nouns that they suit
-    "in": "in in town, in in building, in in area, at an spot, behind hinter building, beside neben building",
-    "to": "to nach town, to zu building, to zu spot",
-    "town": "to nach town",
-    "from": "from aus town",
-    "with": "with mit person, with mit kin",
-    "for": "for für person, for für kin",
-    "on": "on auf furniture, under unter furniture, beside neben furniture",
+MANNERS = {manner.english: manner for manner in pairs("manners")}
+PREPOSITIONS = {
+    name: tuple(tuple(row.split()) for row in rows.split(",")) for name, rows in WORDS["prepositions"].items()
 }
-PREPOSITIONS = {name: tuple(tuple(row.split()) for row in rows.split(",")) for name, rows in _PREPOSITION_ROWS.items()}

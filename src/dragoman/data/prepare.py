@@ -9,20 +9,20 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, compress
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import loky
 import numpy as np
 
 from dragoman import runs
-from dragoman.config.schema import Config, Data, Subwords
+from dragoman.config.schema import Config, Subwords
 from dragoman.data import clean
-from dragoman.data.corpus import RawPair, check_inputs, corpora_of, held_out, input_digests, read_pairs
-from dragoman.data.encode import ENCODED, MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
+from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
+from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.shards import (
-    CLEANED,
     SAMPLES,
     Reasons,
     Shard,
@@ -30,12 +30,11 @@ from dragoman.data.shards import (
     clean_chunk,
     duplicates,
     finished,
-    read_text,
-    shard_name,
+    read_cleaned,
     write_cleaned,
 )
-from dragoman.data.subwords import VOCABULARY_FILE, Vocabulary, vocabulary_for
-from dragoman.data.workers import Crew, Task, cores
+from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn
+from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
@@ -55,12 +54,13 @@ def prepare(
     progress: runs.Progress = runs.silent,
 ) -> PreparedData:
     """Prepare the data of a run file with `workers` processes, by default one a core, or on a Ray cluster. A folder with the
-    same settings and inputs is used as it is."""
+    same settings and inputs is used as it is; of one with others, what does not depend on them is taken over."""
     folder = Path(config.data.folder)
     settings = settings_of(config)
+    key, stages = runs.digest_of(settings), stage_keys(settings, version)
     if (folder / runs.MANIFEST).is_file() and not force:
         existing = PreparedData(folder)
-        if existing.manifest["settings_digest"] == runs.digest_of(settings):
+        if existing.manifest["settings_digest"] == key:
             return existing
         raise DataError(
             f"{folder}: holds data prepared with other settings or from other text. "
@@ -75,44 +75,70 @@ def prepare(
     check_inputs(config.data)
     if config.subwords.model:
         Vocabulary(config.subwords.model)
-    key = runs.digest_of(settings)
-    with runs.kept_folder(folder, key) as fresh, crew_of(workers, on_ray=on_ray) as crew:
+    with runs.kept_folder(folder, key, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
-            manifest = Preparation(fresh, config, key, crew, progress).run()
-            manifest |= {"dragoman": version, "settings": settings, "settings_digest": key}
+            take_over(folder, fresh, stages)
+            manifest = Preparation(fresh, fresh / cleaned_name(stages), config, crew, progress).run()
+            manifest |= {"dragoman": version, "settings": settings, "settings_digest": key, "stages": stages}
             runs.write_json(fresh / runs.MANIFEST, manifest)
-        shutil.rmtree(fresh / "work", ignore_errors=True)
+        shutil.rmtree(fresh / "encoded", ignore_errors=True)
     return PreparedData(folder)
 
 
 def crew_of(workers: int | None, *, on_ray: bool) -> Crew:
     if not on_ray:
-        return Crew(workers or cores())
+        return Crew(workers or loky.cpu_count())
     from dragoman.data.ray_crew import RayCrew
 
     return RayCrew(workers)
 
 
+# --- what depends on what --------------------------------------------------------------------------------------
+
+
 def settings_of(config: Config) -> dict[str, Any]:
     """What the prepared data depends on: the sections, the seed and the content of the input files."""
-    unused: Any = {
-        "folder": True,
-        "temperature": True,
-        "stages": True,
-        "corpora": {"__all__": {"weight"}},
-    }  # these matter in training
+    matters_in_training: Any = {"folder": True, "temperature": True, "stages": True, "corpora": {"__all__": {"weight"}}}
     inputs = input_digests(config)
     inputs |= {f"clean.own {name}": runs.digest(clean.source_file(name)) for name in config.clean.own}
     sections = {
-        "data": config.data.model_dump(exclude=unused),
+        "data": config.data.model_dump(exclude=matters_in_training),
         "clean": config.clean.model_dump(),
         "subwords": config.subwords.model_dump(),
     }
     return {**sections, "seed": config.run.seed, "inputs": inputs}
 
 
-def parts_of(data: Data) -> list[str]:
-    return [part for part in PARTS if data.corpus != "files" or part != "test" or data.test_source]
+def stage_keys(settings: dict[str, Any], version: str) -> dict[str, str]:
+    """Digests of what cleaned text and vocabulary depend on, our own version included. Ids depend on everything."""
+    data, clean, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
+    del data["max_tokens"], subwords["dropout"], subwords["variants"]
+    seed = settings["seed"] if data["corpus"] != "files" else None
+    later = clean.pop("duplicates"), inputs.pop("subwords.model", None)
+    cleaned = runs.digest_of([version, data, clean, inputs, seed])
+    return {"cleaned": cleaned, "vocabulary": runs.digest_of([cleaned, *later, subwords])}
+
+
+def cleaned_name(stages: dict[str, str]) -> str:
+    return f"cleaned-{stages['cleaned'][:16]}"
+
+
+def take_over(old: Path, fresh: Path, stages: dict[str, str]) -> None:
+    """What an earlier preparation in the same place made of the same text with the same settings, as far as it went."""
+    if not (old / runs.MANIFEST).is_file():
+        return
+    name, copy = cleaned_name(stages), fresh / ".copy"  # what starts with a dot is not believed after an interruption
+    if (old / name).is_dir() and not (fresh / name).exists():
+        shutil.copytree(old / name, copy).rename(fresh / name)
+    known = runs.read_json(old / runs.MANIFEST).get("stages", {})
+    if known.get("vocabulary") == stages["vocabulary"] and not (fresh / VOCABULARY_FILE).exists():
+        for file in (SOURCE_FILE, VOCABULARY_FILE):  # in this order: with the second the vocabulary is whole
+            if (old / file).is_file():
+                shutil.copy(old / file, copy)
+                copy.rename(fresh / file)
+
+
+# --- the story -------------------------------------------------------------------------------------------------
 
 
 def corpora(part: str, config: Config) -> Iterator[tuple[str, Iterator[RawPair]]]:
@@ -130,52 +156,48 @@ def corpora(part: str, config: Config) -> Iterator[tuple[str, Iterator[RawPair]]
 class Preparation:
     """One folder that is being filled."""
 
-    def __init__(self, folder: Path, config: Config, key: str, crew: Crew, progress: runs.Progress):
-        self.folder = folder
-        self.config = config
-        self.key = key
-        self.crew = crew
-        self.progress = progress
-        for name in (CLEANED, ENCODED):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, cleaned: Path, config: Config, crew: Crew, progress: runs.Progress):
+        self.folder, self.cleaned, self.encoded = folder, cleaned, folder / "encoded"
+        self.config, self.crew, self.progress = config, crew, progress
+        for stage in (self.cleaned, self.encoded):
+            stage.mkdir(exist_ok=True)
 
     def run(self) -> dict[str, Any]:
         try:
             return self.fill()
-        except OSError as error:
+        except (OSError, Unfinished) as error:
+            what = str(error)
+            if isinstance(error, OSError):
+                what = f"{error.filename or self.folder}: {error.strerror or error}. Make room, or mend what is wrong there"
             raise Unfinished(
-                f"{error.filename or self.folder}: {error.strerror or error}. Make room, or mend what is wrong there, and start "
-                f"again: finished shards are kept in {self.folder} and are not done twice"
+                f"{what}. Start again: finished shards are kept in {self.folder} and are not done twice"
             ) from None
-        except Unfinished as error:
-            raise Unfinished(f"{error}. Finished shards are kept in {self.folder} and are not done twice") from None
 
     def fill(self) -> dict[str, Any]:
-        parts = parts_of(self.config.data)
+        data = self.config.data
+        parts = [part for part in PARTS if data.corpus != "files" or part != "test" or data.test_source]
         cleaned: Parts = {part: self.checked(part) for part in parts if part != "train"}
         cleaned["train"] = self.cleaned_train()  # last, because it may hold no sentence of the others
-        reasons = duplicates(self.folder, cleaned["train"], self.config)
-        vocabulary = self.vocabulary(cleaned["train"], reasons)
-        encoded: Parts = {part: self.encoded_held_out(part, cleaned[part]) for part in parts if part != "train"}
-        encoded["train"] = self.encoded_train(cleaned["train"], reasons)
+        reasons = {part: [np.zeros(shard.pairs, np.uint8) for shard in shards] for part, shards in cleaned.items()}
+        reasons["train"] = duplicates(self.cleaned, cleaned["train"], self.config)
+        vocabulary = self.vocabulary(cleaned["train"], reasons["train"])
+        encoded: Parts = {part: self.encoded_part(part, cleaned[part], reasons[part]) for part in cleaned}
         manifest: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
-            "corpus": self.config.data.corpus,
-            "source_lang": self.config.data.source_lang,
-            "target_lang": self.config.data.target_lang,
-            "tokenized": self.config.data.tokenized,
+            **data.model_dump(include={"corpus", "source_lang", "target_lang", "tokenized"}),
             "vocabulary": {
                 "kind": "given" if self.config.subwords.model else self.config.subwords.kind,
                 "size": len(vocabulary),
+                **({"source_size": vocabulary.source_size} if vocabulary.source_size else {}),
                 "digest": vocabulary.digest(),
             },
         }
         for part in parts:
             self.progress(f"joining {part}", 0, 0, "")
-            join(self.folder, part, encoded[part])
+            join(self.folder, self.encoded, part, encoded[part])
             manifest[part] = described(self.folder, part, cleaned[part], encoded[part])
             manifest[part]["variants"] = self.config.subwords.variants if part == "train" else 1
-            if self.config.data.tokenized:
+            if data.tokenized:
                 check_known(part, manifest[part])
         runs.write_rows(self.folder / SAMPLES_FILE, samples([*cleaned["train"], *encoded["train"]]))
         digests = [manifest[part]["digest"] for part in parts] + [manifest["vocabulary"]["digest"]]
@@ -185,40 +207,28 @@ class Preparation:
 
     def checked(self, part: str) -> list[Shard]:
         """A validation or test set: taken whole, or refused."""
-        shards: list[Shard] = []
-        for corpus, raw in corpora(part, self.config):
-            for pairs in chunks(clean.checked(raw, corpus), self.config.data.shard_pairs):
-                shard = Shard(shard_name(part, len(shards)), corpus, read_pairs=len(pairs))
-                shards.append(write_cleaned(self.folder, shard, pairs))
-                self.tell(f"reading {part}", shards)
-        return some_left(part, shards)
+        (corpus, raw), name = next(corpora(part, self.config)), f"{part}-00000"
+        if not (shard := finished(self.cleaned, name)):
+            block = clean.checked(raw, corpus)
+            shard = Shard(name, corpus, read_pairs=len(block))
+            write_cleaned(self.cleaned, shard, block, np.arange(1, len(block) + 1))
+        self.tell(f"reading {part}", [shard])
+        return some_left(part, [shard])
 
     def cleaned_train(self) -> list[Shard]:
-        listed = self.folder / CLEANED / "train.json"  # once it is there, the corpus need not be read again
-        if listed.is_file():
-            names = runs.read_json(listed)
-            return [shard for name in names if (shard := finished(self.folder / CLEANED / f"{name}.json"))]
-        shards: list[Shard] = []
-        self.tell("cleaning train", shards)
-        for shard in self.crew.results(self.cleaning(shards)):
-            shards.append(shard)
-            self.tell("cleaning train", shards)
-        shards.sort(key=lambda shard: shard.name)
-        runs.write_json(listed, [shard.name for shard in shards])
-        return some_left("train", shards)
+        listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
+        if not listed.is_file():
+            self.shared("cleaning train", cleaned_before(self.cleaned), 0, cleaning, self.cleaned, self.config)
+            runs.write_json(listed, sorted(shard.name for shard in cleaned_before(self.cleaned)))
+        return some_left("train", cleaned_before(self.cleaned))
 
-    def cleaning(self, shards: list[Shard]) -> Iterator[Task]:
-        """What is left to clean; `shards` gets what was cleaned before an interruption."""
-        number = 0
-        for corpus, pairs in corpora("train", self.config):
-            line = 1
-            for raw in chunks(pairs, self.config.data.shard_pairs):
-                name = shard_name("train", number)
-                if shard := finished(self.folder / CLEANED / f"{name}.json"):
-                    shards.append(shard)
-                else:
-                    yield clean_chunk, (self.folder, name, corpus, line, raw, self.config, self.key)
-                number, line = number + 1, line + len(raw)
+    def shared(self, stage: str, shards: list[Shard], total: int, tasks: Tasks, *arguments: Any) -> list[Shard]:
+        """Have tasks done by the crew; every shard joins `shards` and is told."""
+        self.tell(stage, shards, total)
+        for shard in self.crew.results(tasks, *arguments):
+            shards.append(shard)
+            self.tell(stage, shards, total)
+        return sorted(shards, key=lambda shard: shard.name)
 
     # --- ids -------------------------------------------------------------------------------------------------
 
@@ -226,39 +236,27 @@ class Preparation:
         path = self.folder / VOCABULARY_FILE
         if not path.is_file():
             self.progress("learning subwords", 0, 0, "")
-            texts = [self.folder / CLEANED / f"{shard.name}.tsv" for shard in shards]
+            task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords
+            given = Vocabulary(self.config.subwords.model) if self.config.subwords.model else None
+            one = given.source is given if given else self.config.subwords.joint
+            learnt = {path: (0, 1)} if one else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
             try:
-                if len(shards) == 1:
-                    learn_from(texts, reasons, self.config.subwords, path)
-                else:
-                    self.crew.apply(learn_from, texts, reasons, self.config.subwords, path)
+                for file, sides in learnt.items():
+                    what = *task, file, sides
+                    learn_from(*what) if len(shards) == 1 else self.crew.apply(learn_from, *what)
             except DataError as error:
                 drops = dict(sum((shard.dropped for shard in shards), Counter()))
                 left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
                 raise DataError(f"{error} ({left}, dropped: {drops or 'none'})") from None
         return Vocabulary(path)
 
-    def encoded_held_out(self, part: str, shards: list[Shard]) -> list[Shard]:
-        self.tell(f"encoding {part}", shards)
-        none = {shard.name: np.zeros(shard.pairs, np.uint8) for shard in shards}
-        threads = self.crew.size
-        return [encode_shard(self.folder, name, part, kept, self.config, threads) for name, kept in none.items()]
-
-    def encoded_train(self, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
-        before = [finished(self.folder / ENCODED / f"{shard.name}.json") for shard in cleaned]
-        shards = [shard for shard in before if shard]
+    def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
+        before = [finished(self.encoded, shard.name) for shard in cleaned]
+        left = [(shard.name, drops) for shard, drops, done in zip(cleaned, reasons, before, strict=True) if not done]
         threads = self.crew.size if len(cleaned) == 1 else 1
-        tasks: list[Task] = [
-            (encode_shard, (self.folder, shard.name, "train", drops, self.config, threads))
-            for shard, drops, done in zip(cleaned, reasons, before, strict=True)
-            if not done
-        ]
+        given = self.encoded, part, self.cleaned, left, self.config, threads
         total = sum(shard.pairs for shard in cleaned)
-        self.tell("encoding train", shards, total)
-        for shard in self.crew.results(tasks):
-            shards.append(shard)
-            self.tell("encoding train", shards, total)
-        return some_left("train", sorted(shards, key=lambda shard: shard.name))
+        return some_left(part, self.shared(f"encoding {part}", [*filter(None, before)], total, encoding, *given))
 
     def tell(self, stage: str, shards: list[Shard], total: int = 0) -> None:
         dropped = sum(shard.dropped.total() for shard in shards)
@@ -266,13 +264,48 @@ class Preparation:
         self.progress(stage, done, total, f"pairs, {dropped:,} dropped" if dropped else "pairs")
 
 
-def learn_from(texts: list[Path], reasons: list[Reasons], section: Subwords, path: Path) -> None:
-    """Learn the vocabulary from shards, without duplicates."""
-    total = sum(int((of_shard == 0).sum()) for of_shard in reasons)
-    pairs = (compress(read_text(text), of_shard == 0) for text, of_shard in zip(texts, reasons, strict=True))
+def cleaned_before(stage: Path) -> list[Shard]:
+    known = (finished(stage, path.stem) for path in sorted(stage.glob("train-*.json")))
+    return [shard for shard in known if shard]
+
+
+def cleaning(stage: Path, config: Config) -> Iterator[Task]:
+    """What is left to clean."""
+    number = 0
+    for corpus, pairs in corpora("train", config):
+        line = 1
+        for raw in chunks(pairs, config.data.shard_pairs):
+            name = f"train-{number:05d}"
+            if not finished(stage, name):
+                yield clean_chunk, (stage, name, corpus, line, raw, config)
+            number, line = number + 1, line + len(raw)
+
+
+def encoding(stage: Path, part: str, cleaned: Path, left: list[tuple[str, Reasons]], *how: Any) -> Iterator[Task]:
+    return ((encode_shard, (stage, name, part, cleaned, drops, *how)) for name, drops in left)
+
+
+def learn_from(
+    shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...]
+) -> None:
+    """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
     temporary = runs.temporary_name(path)
-    vocabulary_for(chain.from_iterable(pairs), total, section, temporary)
+    if section.model:
+        given = Path(section.model)
+        shutil.copy(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given, temporary)
+    else:
+        learn(sampled(shards, reasons, section.sample_pairs, sides), section, temporary)
     temporary.replace(path)
+
+
+def sampled(shards: list[Path], reasons: list[Reasons], most: int, sides: tuple[int, ...]) -> Iterator[Text]:
+    kept = [np.flatnonzero(of_shard == 0) for of_shard in reasons]
+    every, before = -(-sum(map(len, kept)) // most), 0
+    for path, places in zip(shards, kept, strict=True):
+        chosen = places[-before % every :: every]
+        before += len(places)
+        block = read_cleaned(path)
+        yield from (block.sides[side].take(chosen) for side in sides)
 
 
 # --- accounts ------------------------------------------------------------------------------------------------
@@ -325,11 +358,11 @@ def check_known(part: str, account: dict[str, Any]) -> None:
 
 def samples(shards: list[Shard]) -> list[runs.Row]:
     """A few pairs of every reason and corpus, for a look at what a filter does."""
-    seen: Counter[tuple[str, str]] = Counter()
-    rows = []
-    for row in (row for shard in shards for row in shard.samples):
-        kind = row["corpus"], row["reason"]
-        seen[kind] += 1
-        if seen[kind] <= SAMPLES:
-            rows.append(row)
-    return sorted(rows, key=lambda row: (row["corpus"], row["reason"], row["line"]))
+    kinds = groupby(
+        sorted(
+            (row for shard in shards for row in shard.samples),
+            key=lambda row: (row["corpus"], row["reason"], row["line"]),
+        ),
+        key=lambda row: (row["corpus"], row["reason"]),
+    )
+    return [row for _, rows in kinds for row in islice(rows, SAMPLES)]

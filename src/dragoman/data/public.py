@@ -1,4 +1,5 @@
-"""Public corpora by name: what there is (corpora.toml, and the test sets that sacreBLEU knows), and how to get it.
+"""Public corpora by name: what there is (corpora.toml, the test sets that sacreBLEU knows, and whatever mtdata has an
+address for), and how to get it.
 
 corpora/<name>/
   train.en  train.de  valid.en ...   one sentence a line, aligned
@@ -8,7 +9,11 @@ corpora/<name>/
 from __future__ import annotations
 
 import html
+import importlib.util
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,14 +22,15 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dragoman import runs
 from dragoman.data.archive import unpack
 from dragoman.data.corpus import Pair
 from dragoman.data.download import Archive, fetch
+from dragoman.data.formats import tmx_pairs, tsv_pairs
 from dragoman.data.streams import open_text
-from dragoman.errors import DataError
+from dragoman.errors import DataError, require_extra
 
 TABLE = Path(__file__).parent / "corpora.toml"
 ORIGIN = "origin.json"
@@ -32,16 +38,22 @@ PARTS = ("train", "valid", "test")
 ARCHIVES = "archives"
 TEST_SET_LICENCE = "free for research, see https://www.statmt.org"
 FULL_TEST_SETS = {"wmt14": "wmt14/full"}  # papers report the 3,003 sentences, not those of the first release
+RAW: Any = {
+    "encoding": "utf-8",
+    "errors": "surrogateescape",
+    "newline": "\n",
+}  # what is no UTF-8 is for `prepare` to count
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>")
 KEPT_TAGS = re.compile(r"</?(title|description)>")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One aligned pair of files inside archives."""
+    """One aligned pair of files inside an archive, or one file of pairs, or (no members) a file of pairs by itself."""
 
     archive: Archive
-    members: tuple[str, str]
+    members: tuple[str, ...]
+    columns: tuple[int, int] = (0, 1)  # of a TSV file
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,6 @@ class Corpus:
     @property
     def part_names(self) -> list[str]:
         return [*self.parts, *(["valid"] if self.hold_out else [])]
-
-    def holds_out(self, part: str, number: int, pair: Pair) -> bool:
-        """Whether this training pair is for validation. One with an empty side is not: prepare would refuse it there."""
-        return bool(self.hold_out and part == "train" and number % self.hold_out == 0 and all(pair))
 
     @property
     def bytes(self) -> int:
@@ -91,6 +99,8 @@ def listed(source: str = "", target: str = "") -> list[Corpus]:
 
 
 def find(name: str) -> Corpus:
+    if name.startswith("mtdata:"):
+        return from_mtdata(name.removeprefix("mtdata:"))
     if name in table()["corpus"]:
         return from_table(name, table()["corpus"][name])
     parts = re.fullmatch(r"(.+)-([a-z]{2,3})-([a-z]{2,3})", name)
@@ -130,6 +140,37 @@ def from_family(family: str, source: str, target: str) -> Corpus | None:
     piece = Piece(archive, (members[0], members[1]))
     name = f"{family}-{source}-{target}"
     return Corpus(name, entry["about"], (source, target), entry["licence"], {"train": [piece]})
+
+
+ASK_MTDATA = """
+import json, sys
+from mtdata.entry import DatasetId
+from mtdata.index import INDEX
+from mtdata.iso.iso639_1 import ISO693_1_to_3
+entry = INDEX.entries[DatasetId.parse(sys.argv[1])]
+short = {three: two for two, three in ISO693_1_to_3.items()}
+keys = {key: getattr(entry, key) for key in ("url", "ext", "in_ext", "in_paths", "cols")}
+print(json.dumps({**keys, "langs": [short.get(lang.lang, lang.lang) for lang in entry.did.langs]}))
+"""
+
+
+def from_mtdata(identifier: str) -> Corpus:
+    """A corpus of mtdata's index. It is asked in a process of its own, because it takes over logging when it is imported."""
+    if not importlib.util.find_spec("mtdata"):
+        require_extra("mtdata", "mtdata", f"mtdata:{identifier}")
+    command = [sys.executable, "-c", ASK_MTDATA, identifier]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        reason = asked.stderr.strip().splitlines()[-1]
+        raise DataError(f"mtdata:{identifier}: not in the index of mtdata ({reason}); `mtdata list -id` names them")
+    entry = json.loads(asked.stdout.splitlines()[-1])
+    kind, langs = entry["in_ext"] or entry["ext"].partition(".")[0], entry["langs"]
+    if kind not in ("txt", "raw", "tsv", "tmx", "sgm") or len(langs) != 2 or not isinstance(entry["url"], str):
+        raise DataError(f"mtdata:{identifier}: {kind} of {'-'.join(langs)} is not read here; get it with mtdata itself")
+    archive = Archive(f"{identifier}.{entry['ext']}", (entry["url"],))
+    piece = Piece(archive, tuple(entry["in_paths"] or ()), tuple(entry["cols"] or (0, 1)))
+    about = f"{identifier} of mtdata, from {entry['url']}"
+    return Corpus(identifier, about, (langs[0], langs[1]), "see its origin; mtdata lists papers", {"train": [piece]})
 
 
 def test_sets() -> Iterator[Corpus]:
@@ -197,26 +238,34 @@ def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: r
     pieces = [(part, piece) for part, pieces in corpus.parts.items() for piece in pieces]
     with ExitStack() as stack:
         files = {
-            part: [stack.enter_context(raw_text(folder / f"{part}.{lang}")) for lang in corpus.langs]
+            part: [stack.enter_context((folder / f"{part}.{lang}").open("w", **RAW)) for lang in corpus.langs]
             for part in corpus.part_names
         }
         for number, (part, piece) in enumerate(pieces, 1):
             progress("unpacking", number, len(pieces), piece.archive.name)
-            unpack(paths[piece.archive.name], list(piece.members), folder)
-            source, target = (folder / member for member in piece.members)
-            for at, pair in enumerate(aligned(source, target), 1):
-                to = "valid" if corpus.holds_out(part, at, pair) else part
+            whole = paths[piece.archive.name]
+            unpacked = unpack(whole, piece.members, folder) if piece.members else []
+            for at, pair in enumerate(pairs_of(unpacked or [whole], corpus.langs, piece.columns), 1):
+                held_out = corpus.hold_out and part == "train" and at % corpus.hold_out == 0
+                to = "valid" if held_out and all(pair) else part  # prepare would refuse an empty side there
                 counts[to] += 1
                 for file, text in zip(files[to], pair, strict=True):
                     file.write(text + "\n")
-            source.unlink()
-            target.unlink()
+            for path in unpacked:
+                path.unlink()
     return counts
 
 
-def raw_text(path: Path) -> IO[str]:
-    """A file to write; bytes that are no UTF-8 go through as they are, for `prepare` to see and count."""
-    return path.open("w", encoding="utf-8", errors="surrogateescape", newline="\n")
+def pairs_of(files: list[Path], langs: tuple[str, str], columns: tuple[int, int]) -> Iterator[Pair]:
+    """Pairs of two aligned files, or of files that hold both sides."""
+    if len(files) == 2 and ".tmx" not in files[0].name:
+        yield from aligned(files[0], files[1])
+        return
+    for path in files:
+        raw = tmx_pairs(path, langs) if ".tmx" in path.name else tsv_pairs(path, columns)
+        for pair in raw:
+            source, target = (" ".join(side.decode("utf-8", "surrogateescape").split()) for side in pair)
+            yield source, target
 
 
 def aligned(source: Path, target: Path) -> Iterator[Pair]:

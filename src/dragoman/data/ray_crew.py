@@ -1,17 +1,18 @@
-"""The same work on shards, done by the processes of a Ray cluster. The text of a shard travels with its task, what is made of it
-is written to the folder that is being filled, so that folder must be visible on every node, under the same path.
+"""The same work on shards, done by Ray Data on a cluster: one task reads the corpus as a stream of shards, the others clean or
+encode them as they come. What is made is written to the folder that is being filled, so that folder must be visible on every
+node, under the same path, and so must the corpus.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dragoman.data.workers import Crew, Task
+from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import Unfinished, require_extra
-
-AHEAD = 2  # tasks for every core: one at work, one on its way
 
 
 class RayCrew(Crew):
@@ -19,35 +20,56 @@ class RayCrew(Crew):
 
     def __init__(self, size: int | None):
         self.ray = require_extra("ray", "ray", "--engine ray")
+        self.data = require_extra("ray.data", "ray", "--engine ray")
         address = os.environ.get("RAY_ADDRESS")
         own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "num_cpus": size}
         self.ray.init(**({"address": address} if address else own), logging_level="ERROR", log_to_driver=False)
         super().__init__(max(1, int(self.ray.cluster_resources().get("CPU", 1))))
+        context = self.data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        context.target_max_block_size = 1  # a shard is a block
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def __exit__(self, *_: object) -> None:
         self.ray.shutdown()
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[Any]:
-        stream = iter(tasks)
-        running: list[Any] = []
-        while True:
-            while len(running) < AHEAD * self.size and (task := next(stream, None)):
-                running.append(self.begin(*task))
-            if not running:
-                return
-            ready, running = self.ray.wait(running, num_returns=1)
-            yield self.result(ready[0])
-
-    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self.result(self.begin(function, arguments))
-
-    def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        return self.ray.remote(num_cpus=1, max_retries=0)(function).remote(*arguments)
-
-    def result(self, running: Any) -> Any:
+    def results(self, tasks: Tasks, *arguments: Any) -> Iterator[Any]:
+        read = self.data.range(1).map_batches(lambda _: as_rows(tasks, arguments), batch_size=None, num_cpus=0)
         try:
-            return self.ray.get(running)
-        except self.ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # what went wrong there, in its own words
+            for row in read.map(done, num_cpus=1).iter_rows():
+                well, value = pickle.loads(row["answer"])  # noqa: S301  # from our own workers
+                if not well:
+                    raise value
+                yield value
         except self.ray.exceptions.RayError as error:
             raise Unfinished(f"a process of the Ray cluster was lost ({str(error).splitlines()[0]})") from None
+
+    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return next(self.results(alone, function, arguments))
+
+
+def alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Task]:
+    return [(function, arguments)]
+
+
+def as_rows(tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[dict[str, list[bytes]]]:
+    """One row a task. What goes wrong while reading becomes the last task."""
+    try:
+        for task in tasks(*arguments):
+            yield {"task": [pickle.dumps(task)]}
+    except Exception as error:  # a border: it is raised again on the other side
+        yield {"task": [pickle.dumps((raised, (error,)))]}
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+def done(row: dict[str, Any]) -> dict[str, bytes]:
+    """Whether a task went well, and its result or what went wrong."""
+    function, arguments = pickle.loads(row["task"])  # noqa: S301  # from our own main process
+    try:
+        answer = True, function(*arguments)
+    except Exception as error:  # a border, too
+        answer = False, error
+    return {"answer": pickle.dumps(answer)}

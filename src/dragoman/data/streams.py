@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import zstandard
+import pyarrow as pa
 
 from dragoman.errors import DataError
 
@@ -28,10 +28,9 @@ TOO_LONG = b"x" * 10_000  # stands for a line of more than that; cleaning drops 
 HEAD_BYTES = 4096
 CONTROL_SHARE = 0.05  # of the first bytes: less is text with a few bad lines, which cleaning counts
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-ZSTD_BYTES = 1024  # read at once; zstd makes at most 32,000 bytes of one, so this bounds memory
 DAMAGE = (
-    *(OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError),
-    *(zipfile.BadZipFile, NotImplementedError),  # the latter: packed in a way that Python does not know
+    *(OSError, EOFError, lzma.LZMAError, zlib.error),
+    *(zipfile.BadZipFile, IndexError, NotImplementedError),  # the latter: packed in a way that Python does not know
 )
 UTF_16 = "UTF-16 text (convert it: iconv -f UTF-16 -t UTF-8)"
 
@@ -69,14 +68,16 @@ def in_words(path: Path) -> Iterator[None]:
 
 def open_text(path: Path, *, utf_16: bool = False) -> BinaryIO:
     """The unpacked bytes of a file, or one line that says what it is instead of text. XML may be UTF-16."""
+    file, member = member_of(path)
     with in_words(path):
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        named, found = PACKED.get(path.suffix.lower()), seems(head)
+        with file.open("rb") as packed:
+            head = packed.read(HEAD_BYTES)
+        named, found = PACKED.get(file.suffix.lower()), seems(head)
         if named and named != found:
             what = found or ("plain text" if head else "empty")
-            raise DataError(f"{path}: is named {path.suffix} but seems to be {what}; give it the name of what it is")
-        stream = io.BufferedReader(OPENERS[named](path) if named else path.open("rb"), 2**17)
+            raise DataError(f"{path}: is named {file.suffix} but seems to be {what}; give it the name of what it is")
+        opened = open_zip(file, member) if member else OPENERS[named](file) if named else file.open("rb")
+        stream = io.BufferedReader(opened, 2**17)
         found = seems(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
         if found and not (utf_16 and found == UTF_16):
             stream.close()
@@ -116,50 +117,38 @@ def lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
             yield TOO_LONG
 
 
-class ZstdFile(io.RawIOBase):
-    """A zstd file as a stream. The package's own reader takes a file that was cut off for a whole one."""
-
-    def __init__(self, path: Path):
-        self.pieces = zstd_pieces(path)
-        self.left = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.left = self.left or next(self.pieces, b"")
-        count = min(len(buffer), len(self.left))
-        buffer[:count], self.left = self.left[:count], self.left[count:]
-        return count
+def member_of(path: Path) -> tuple[Path, str]:
+    """The file that `archive.zip!member` names, and the member; no member where there is no such mark."""
+    archive, mark, member = str(path).partition(".zip!")
+    return (Path(f"{archive}.zip"), member) if mark else (path, "")
 
 
-def zstd_pieces(path: Path) -> Iterator[bytes]:
-    frame = None
-    with path.open("rb") as file:
-        while packed := (frame.unused_data if frame and frame.eof else b"") or file.read(ZSTD_BYTES):
-            frame = zstandard.ZstdDecompressor().decompressobj() if not frame or frame.eof else frame
-            if unpacked := frame.decompress(packed):
-                yield unpacked
-    if frame and not frame.eof:
-        raise EOFError("the file ends inside a zstd frame")
+def zip_members(path: Path) -> list[str]:
+    """The plain files inside an archive."""
+    with in_words(path), zipfile.ZipFile(path) as archive:
+        return [info.filename for info in archive.infolist() if not info.is_dir()]
 
 
-def open_zip(path: Path) -> Any:
-    """The one file inside a zip archive."""
-    with zipfile.ZipFile(path) as archive:
-        inside = [member for member in archive.infolist() if not member.is_dir()]
-        if len(inside) != 1 or inside[0].flag_bits & 1:
-            what = f"{len(inside)} files" if len(inside) != 1 else "a file that needs a password"
-            raise DataError(
-                f"{path}: holds {what}; a zip archive must hold one text file. Unpack it and name the files"
-            )
-        return archive.open(inside[0])
+def open_zip(path: Path, member: str = "") -> Any:
+    """The file of that name inside a zip archive, or the only one."""
+    names = zip_members(path)
+    if member not in names and (member or len(names) != 1):
+        what = f"no {member}" if member else f"{len(names)} files"
+        raise DataError(f"{path}: holds {what}; name one of {', '.join(names[:9])} as {path.name}!NAME")
+    try:
+        return zipfile.ZipFile(path).open(member or names[0])
+    except RuntimeError:
+        raise DataError(f"{path}: holds a file that needs a password; unpack it and name the files") from None
+
+
+def open_zstd(path: Path) -> Any:
+    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
 
 
 OPENERS: dict[str, Callable[[Path], Any]] = {
     "gzip": gzip.open,
     "bzip2": bz2.open,
     "xz": lzma.open,
-    "zstd": ZstdFile,
+    "zstd": open_zstd,
     "zip": open_zip,
 }

@@ -1,4 +1,4 @@
-"""The joint vocabulary of both languages: SentencePiece, with pad 0, eos 1, bos 2, unk 3."""
+"""The vocabulary of both languages, or one of each: SentencePiece, with pad 0, eos 1, bos 2, unk 3."""
 
 from __future__ import annotations
 
@@ -8,56 +8,100 @@ import re
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
 import sentencepiece
 
 from dragoman.config.schema import Config, Subwords
-from dragoman.data.corpus import Pair
+from dragoman.data.corpus import Text
 from dragoman.errors import DataError
 from dragoman.runs import digest_of
 
+Cut = tuple[
+    npt.NDArray[np.uint32], npt.NDArray[np.int64]
+]  # ids end to end, each text closed with the end mark; its ids
+
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
-VOCABULARY_FILE = "vocabulary.model"
+VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
+CHUNK = 5_000  # texts that are cut together
+SPACE = "\u2581"  # how a space is written in a piece
+PROBES = ("a a", "1 \u200b \xb4 1")  # the latter become white space, or nothing
 LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
+def processor(path: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        found = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
+    special = tuple(getattr(found, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
+    if special != (PAD, EOS, BOS, UNK):
+        raise DataError(
+            f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
+            "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
+        )
+    return found
+
+
 class Vocabulary:
-    """Text to ids and back."""
+    """Text to ids and back. An imported vocabulary may have a second file beside it: the same pieces with the target side's
+    scores."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        try:
-            self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
-        special = tuple(getattr(self.processor, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
-        if special != (PAD, EOS, BOS, UNK):
-            raise DataError(
-                f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
-                "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
-            )
+        self.processor = processor(self.path)
+
+    @cached_property
+    def source(self) -> Vocabulary:
+        """That of the source side: another one where it lies beside this one."""
+        path = self.path.with_name(SOURCE_FILE)
+        return Vocabulary(path) if self.path.name == VOCABULARY_FILE and path.is_file() else self
+
+    @cached_property
+    def source_size(self) -> int:
+        """Pieces that the source has for itself. An imported vocabulary may have the same ones, cut by other rules: that is none."""
+        same = self.source is self or self.source.pieces() == self.pieces()
+        return 0 if same else len(self.source)
+
+    def pieces(self) -> list[str]:
+        return [str(self.processor.id_to_piece(index)) for index in range(len(self))]
 
     def __len__(self) -> int:
         return int(self.processor.get_piece_size())
 
     def digest(self) -> str:
         """Of what the vocabulary does; the file also holds settings such as the number of threads that made it."""
-        return digest_of([[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))])
+        own = [[self.processor.id_to_piece(i), self.processor.get_score(i)] for i in range(len(self))]
+        return digest_of([own, self.source.digest()] if self.source is not self else own)
 
-    def encode(self, texts: list[str] | list[bytes], threads: int | None = None) -> list[list[int]]:
+    @cached_property
+    def knows_words(self) -> bool:
+        """Whether a text is cut word by word, whatever stands beside: true of BPE (whose scores are ranks), unless a piece goes
+        beyond a word or white space is treated in a way of its own. Unigram's sums are rounded over the whole text."""
+        cut, numbers = self.processor.encode, range(len(self))
+        inside = any(SPACE in piece[1:] for piece in map(self.processor.id_to_piece, numbers))
+        if inside or self.processor.piece_to_id(SPACE) == UNK:
+            return False
+        return all(self.processor.get_score(number).is_integer() for number in numbers) and all(
+            cut(probe) == list(chain.from_iterable(cut(probe.split(" ")))) for probe in PROBES
+        )
+
+    def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
         rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or os.cpu_count() or 1)
         return rows
 
-    def sample(self, texts: list[str] | list[bytes], dropout: float, seed: int) -> list[list[int]]:
+    def sample(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """As `encode`, but cut at random. The same seed cuts the same way, on any machine and beside any other thread."""
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
@@ -72,11 +116,9 @@ class Vocabulary:
                 ) from None
         return cut
 
-    def look_up(self, texts: list[str] | list[bytes]) -> list[list[int]]:
-        """Ids of texts that are cut into pieces already. Marks that are no text, such as </s>, are unknown there."""
-        plain = (text.decode() if isinstance(text, bytes) else text for text in texts)
-        rows = (self.processor.piece_to_id(text.split(" ")) for text in plain)
-        return [[*(number if number > BOS else UNK for number in row), EOS] for row in rows]
+    def look_up(self, pieces: list[str]) -> list[list[int]]:
+        """The id of every piece, in a list. Marks that are no text, such as </s>, are unknown there."""
+        return [[number if number > BOS else UNK] for number in self.processor.piece_to_id(pieces)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         return [str(text) for text in self.processor.decode([[i for i in row if i > BOS] for row in ids])]
@@ -96,13 +138,40 @@ class Cutter:
     variants: int = 1
     seed: int = 0
 
-    def encode(self, texts: list[bytes], threads: int, *place: object) -> list[list[int]]:
-        """Ids of every text. What is random follows from the seed and the place: shard, variant, side, chunk."""
+    def encode(self, texts: Text, threads: int, *place: object) -> Cut:
+        """Ids of every text. What is random follows from the seed and the place: shard, variant, side."""
         if self.tokenized:
-            return self.vocabulary.look_up(texts)
-        if not self.dropout:
-            return self.vocabulary.encode(texts, threads)
-        return self.vocabulary.sample(texts, self.dropout, zlib.crc32(repr((self.seed, *place)).encode()))
+            return by_words(texts, self.vocabulary.look_up)
+        if not self.dropout and self.vocabulary.knows_words:
+            return by_words(texts, partial(self.vocabulary.processor.encode, num_threads=threads))
+        rows: list[list[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK].to_pylist()
+            if self.dropout:
+                seed = zlib.crc32(repr((self.seed, *place, start)).encode())
+                rows += self.vocabulary.sample(chunk, self.dropout, seed)
+            else:
+                rows += self.vocabulary.encode(chunk, threads)
+        return flat(rows)
+
+
+def by_words(texts: Text, spell: Callable[[list[str]], list[list[int]]]) -> Cut:
+    """Ids of texts whose words are spelled one by one: each distinct word once, however often it occurs."""
+    words = pc.split_pattern(texts, " ")
+    coded = words.values.dictionary_encode()
+    ids, lengths = flat([*spell(coded.dictionary.to_pylist()), [EOS]])
+    ends = words.offsets.to_numpy()[1:]
+    order = np.insert(coded.indices.to_numpy(), ends, len(lengths) - 1)  # a last word for every text: the end mark
+    sizes = lengths[order]
+    starts = (np.cumsum(lengths) - lengths)[order]
+    behind = np.cumsum(sizes)
+    place = np.repeat((starts - behind + sizes).astype(np.int32), sizes) + np.arange(sizes.sum(), dtype=np.int32)
+    return ids[place], np.diff(behind[ends + np.arange(len(ends))], prepend=0)
+
+
+def flat(rows: list[list[int]]) -> Cut:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum())), lengths
 
 
 def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
@@ -113,23 +182,15 @@ def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
     return Cutter(vocabulary, config.data.tokenized, section.dropout, section.variants, config.run.seed)
 
 
-def vocabulary_for(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
-    """The model that the section names, or one learnt from the pairs; either way it lies at `path` then."""
-    if not section.model:
-        return learn(pairs, total, section, path)
-    path.write_bytes(Vocabulary(section.model).path.read_bytes())
-    return Vocabulary(path)
-
-
-def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> Vocabulary:
-    """Learn a vocabulary from an even sample of the corpus."""
-    every = max(1, -(-total // section.sample_pairs))
-    sample = sides(islice(pairs, 0, None, every))
+def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
+    """Learn a vocabulary from blocks of text."""
     counted = section.kind != "unigram"  # the others learn the same from words with their counts, in less memory
     model = io.BytesIO()  # given a file name, SentencePiece would write that name into the model
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=words_with_counts(sample) if counted else sample,
+            sentence_iterator=words_with_counts(texts)
+            if counted
+            else (line for text in texts for line in text.to_pylist()),
             input_format="tsv" if counted else "text",
             model_writer=model,
             vocab_size=section.vocab_size,
@@ -157,12 +218,9 @@ def learn(pairs: Iterable[Pair], total: int, section: Subwords, path: Path) -> V
     return Vocabulary(path)
 
 
-def words_with_counts(texts: Iterable[str]) -> Iterator[str]:
-    counts = Counter(chain.from_iterable(text.split() for text in texts))
-    return (f"{word}\t{count}" for word, count in counts.items())
-
-
-def sides(pairs: Iterable[Pair]) -> Iterator[str]:
-    for source, target in pairs:
-        yield source
-        yield target
+def words_with_counts(texts: Iterable[Text]) -> Iterator[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        found = pc.value_counts(pc.split_pattern(text, " ").values)
+        counts.update(dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)))
+    return (f"{word}\t{count}" for word, count in counts.items() if word)

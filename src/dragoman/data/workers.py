@@ -1,147 +1,98 @@
-"""Processes that share the work on shards.
-
-A worker is a fresh interpreter that imports what its tasks need, so neither torch nor the caller's script. It takes a
-function and its arguments from a socket and sends back the result. When the main process ends, however it ends, the
-socket closes and the worker leaves after its task.
+"""Processes that share the work on shards: loky's, which are fresh interpreters and import what their tasks need, so neither
+torch nor the caller's script; a dead one is noticed. When the main process ends, however it ends, they leave.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
-import traceback
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import chain, islice
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
+
+from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from dragoman.errors import Unfinished
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
+Tasks = Callable[..., Iterable[Task]]
 
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Worker:
-    def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dragoman.data.workers", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            )
-
-    def begin(self, task: Task) -> None:
-        try:
-            self.connection.send(task)
-        except OSError:
-            raise self.lost() from None
-
-    def result(self) -> Any:
-        try:
-            done, value = self.connection.recv()
-        except (EOFError, OSError):
-            raise self.lost() from None
-        if done:
-            return value
-        raise value
-
-    def lost(self) -> Unfinished:
-        code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = ", most often for want of memory: use fewer --workers or a smaller data.shard_pairs" if code == -9 else ""
-        return Unfinished(f"worker process {self.process.pid} {how}{why}")
-
-    def stop(self) -> None:
-        self.connection.close()
-        self.process.kill()
-        self.process.wait()
+ORPHAN_SECONDS = 1.0  # how often a worker looks whether there is still somebody to work for
 
 
 class Crew:
-    """Up to `size` workers, started when there is something to do for them."""
+    """Up to `size` processes, started when there is something to do for them."""
 
     def __init__(self, size: int):
         self.size = size
-        self.workers: list[Worker] = []
+        self.pool: Any = None
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.stop()
+        if self.pool:
+            self.pool.shutdown(kill_workers=True)
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[Any]:
-        """Results of all tasks as they finish. A single task, or a crew of one, is done here and needs no process."""
-        stream = iter(tasks)
+    def results(self, tasks: Tasks, *arguments: Any) -> Iterator[Any]:
+        """Results of all tasks(*arguments) as they finish. A single one, or a crew of one, is done here and needs no process."""
+        stream = iter(tasks(*arguments))
         first = list(islice(stream, 2))
         alone = self.size == 1 or len(first) < 2
         stream = chain(iter(first), stream)
         del first  # tasks hold megabytes of text
         if alone:
-            for function, arguments in stream:
-                yield function(*arguments)
+            for function, given in stream:
+                yield function(*given)
         else:
             yield from self.shared(stream)
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """One long task, in a worker where there may be any: Ctrl-C is heard at once, and its memory is not ours."""
-        if self.size == 1:
-            return function(*arguments)
-        worker = self.idle({})
-        assert worker is not None
-        worker.begin((function, arguments))
-        return worker.result()
+        return function(*arguments) if self.size == 1 else result(self.begin(function, arguments))
 
     def shared(self, stream: Iterator[Task]) -> Iterator[Any]:
-        busy: dict[Connection, Worker] = {}
+        running: set[Future[Any]] = set()
         ready = next(stream, None)  # read while the workers work
-        while ready or busy:
-            while ready and (worker := self.idle(busy)):
-                worker.begin(ready)
-                busy[worker.connection] = worker
+        while ready or running:
+            while ready and len(running) < self.size:
+                running.add(self.begin(*ready))
                 ready = next(stream, None)
-            answered = set(wait(list(busy)))
-            for worker in [worker for connection, worker in busy.items() if connection in answered]:
-                yield busy.pop(worker.connection).result()
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from map(result, done)
 
-    def idle(self, busy: dict[Connection, Worker]) -> Worker | None:
-        free = [worker for worker in self.workers if worker.connection not in busy]
-        if not free and len(self.workers) < self.size:
-            free = [Worker()]
-            self.workers += free
-        return free[0] if free else None
+    def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
+        if not self.pool:
+            given = {"initializer": settle_in, "initargs": (os.getpid(),), "env": {"OMP_NUM_THREADS": "1"}}
+            self.pool = ProcessPoolExecutor(self.size, **given)
+        begun: Future[Any] = self.pool.submit(function, *arguments)
+        return begun
 
 
-def serve(connection: Connection) -> None:
-    """The life of a worker. Ctrl-C is for the main process, which closes the connection."""
+def result(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except TerminatedWorkerError as error:
+        codes = re.search(r"\{(.*)\}", str(error))
+        how = codes[1] if codes else "no exit code"
+        why = (
+            ", most often for want of memory: use fewer --workers or a smaller data.shard_pairs"
+            if "KILL" in how
+            else ""
+        )
+        raise Unfinished(f"a worker process died ({how}){why}") from None
+
+
+def settle_in(main_process: int) -> None:
+    """Ctrl-C is for the main process; and without it there is nothing to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        try:
-            function, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = True, function(*arguments)
-        except Exception as error:  # a border: it is raised again on the other side
-            error.add_note(traceback.format_exc())
-            answer = False, error
-        try:
-            connection.send(answer)
-        except BrokenPipeError:
-            return
 
+    def watch() -> None:
+        while os.getppid() == main_process:
+            threading.Event().wait(ORPHAN_SECONDS)
+        os._exit(1)
 
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    threading.Thread(target=watch, daemon=True).start()

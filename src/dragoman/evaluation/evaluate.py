@@ -1,22 +1,36 @@
-"""A model on a test set: translate it, score it, and write the scores down where the run lives."""
+"""Models on a test set: translate it, score it, compare, and write the scores down where the run lives."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dragoman import runs
-from dragoman.config import load_config
-from dragoman.data.clean import checked
-from dragoman.data.corpus import Pair, raw_pairs
-from dragoman.data.encode import PreparedData
+from dragoman.data.corpus import Pair
 from dragoman.errors import DataError
-from dragoman.evaluation.metrics import check_names, score
-from dragoman.translate.translator import Translator, find_model
+from dragoman.evaluation.breakdown import write_breakdown
+from dragoman.evaluation.metrics import check_names, compare, score
+from dragoman.evaluation.sets import test_set
+from dragoman.model.folder import read_description
+from dragoman.translate.models import find_model
+from dragoman.translate.translator import Translator
 
 EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to translate and score, the same for every model."""
+
+    metrics: Sequence[str] = ("bleu", "chrf")
+    tokenize: str | None = None
+    beam: int | None = None
+    device: str = "auto"
+    engine: str = "auto"
 
 
 def evaluate(
@@ -24,40 +38,78 @@ def evaluate(
     *,
     source: str | None = None,
     reference: str | None = None,
+    named: str | None = None,
     metrics: list[str] | None = None,
     tokenize: str | None = None,
     beam: int | None = None,
     device: str = "auto",
+    engine: str = "auto",
+    against: str | Path | None = None,
+    html: str | Path | None = None,
+    run: runs.RunFolder | None = None,
     progress: runs.Progress = runs.silent,
 ) -> dict[str, Any]:
-    """Scores of a model on two aligned files, or on the test set that its run was prepared with."""
-    names = metrics or ["bleu", "chrf"]
-    check_names(names, tokenize)
+    """Scores of a model on two aligned files, on a set that sacreBLEU knows (`named`), or on the test set of its run.
+
+    `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with all sentences. `run`: whose
+    test set and scores.json, if not those of the run that `path` belongs to."""
+    way = Way(metrics or ("bleu", "chrf"), tokenize, beam, device, engine)
+    check_names(way.metrics, tokenize)
     folder = find_model(Path(path))
-    run = run_of(Path(path))
-    name, pairs = test_set(run, source, reference)
-    translator = Translator.read(folder, device)
+    described = read_description(folder)
+    run = run or run_of(Path(path))
+    name, pairs = test_set(run, source, reference, named, (described.source_lang, described.target_lang))
+    baseline = Path(against) if against else None
+    others = translations_of(baseline, pairs, way, progress) if baseline else None
+    result, translations = measure(folder, name, pairs, way, progress)
+    if others:
+        references = [pair[1] for pair in pairs]
+        result["against"] = {"system": str(against)} | compare(others, translations, references, way.metrics, tokenize)
+    if html:
+        result["html"] = str(write_breakdown(Path(html), result, pairs, translations, others))
+    if run:
+        before = runs.read_json(run.scores) if run.scores.is_file() else []
+        runs.write_json(run.scores, [*before, result])
+    return result
+
+
+def measure(
+    folder: Path, name: str, pairs: list[Pair], way: Way, progress: runs.Progress
+) -> tuple[dict[str, Any], list[str]]:
+    translator = Translator.read(folder, way.device, engine=way.engine)
     start = time.perf_counter()
     sources, references = ([pair[side] for pair in pairs] for side in (0, 1))
-    translations = translator.translate(sources, beam=beam, progress=progress)
+    translations = translator.translate(sources, beam=way.beam, progress=progress)
     result = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": str(folder),
         "step": runs.step_of(folder) if runs.step_of(folder) >= 0 else None,
         "test_set": name,
         "sentences": len(pairs),
-        "beam": beam or translator.section.beam,
-        "scores": score(sources, translations, references, names, tokenize),
+        "beam": way.beam or translator.section.beam,
+        "engine": translator.engine.name,
+        "scores": score(sources, translations, references, way.metrics, way.tokenize),
         "seconds": round(time.perf_counter() - start, 3),
         "examples": [
             {"source": pair[0], "reference": pair[1], "translation": text}
             for pair, text in list(zip(pairs, translations, strict=True))[:EXAMPLES]
         ],
     }
-    if run:
-        before = runs.read_json(run.scores) if run.scores.is_file() else []
-        runs.write_json(run.scores, [*before, result])
-    return result
+    return result, translations
+
+
+def translations_of(path: Path, pairs: list[Pair], way: Way, progress: runs.Progress) -> list[str]:
+    """Of another system: a model that translates now, or a file with a translation a line."""
+    if path.is_dir():
+        translator = Translator.read(find_model(path), way.device, engine=way.engine)
+        return translator.translate([pair[0] for pair in pairs], beam=way.beam, progress=progress)
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: translations to compare with cannot be read ({error})") from None
+    if len(lines) != len(pairs):
+        raise DataError(f"{path}: {len(lines)} translations for {len(pairs)} sentences of the test set")
+    return lines
 
 
 def run_of(path: Path) -> runs.RunFolder | None:
@@ -67,18 +119,3 @@ def run_of(path: Path) -> runs.RunFolder | None:
         if folder.exists():
             return folder
     return None
-
-
-def test_set(run: runs.RunFolder | None, source: str | None, reference: str | None) -> tuple[str, list[Pair]]:
-    if source and reference:
-        pairs = list(checked(raw_pairs(Path(source), Path(reference)), f"{source} / {reference}"))
-        if not pairs:
-            raise DataError(f"{source}: is empty")
-        return Path(source).name, pairs
-    if source or reference:
-        raise DataError("a test set has two files: name both --source and --reference")
-    if run is None:
-        raise DataError(
-            "this model folder belongs to no run, so it has no test set; name one with --source and --reference"
-        )
-    return "test", PreparedData(load_config(run.config).data.folder).text("test")

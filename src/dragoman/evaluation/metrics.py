@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
 
 from dragoman.errors import ConfigError, DataError, require_extra
 
 SURFACE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+SAMPLES = 1000  # of the bootstrap
 COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 Score = dict[str, Any]
 
 
 def score(
-    sources: list[str], translations: list[str], references: list[str], names: list[str], tokenize: str | None = None
+    sources: list[str],
+    translations: list[str],
+    references: list[str],
+    names: Sequence[str],
+    tokenize: str | None = None,
 ) -> dict[str, Score]:
     """The named scores of detokenised text, each with its signature. `tokenize`: how BLEU cuts words, if not as usual."""
     check_names(names, tokenize)
@@ -29,7 +36,7 @@ def score(
     }
 
 
-def check_names(names: list[str], tokenize: str | None = None) -> None:
+def check_names(names: Sequence[str], tokenize: str | None = None) -> None:
     """Before anything is translated: what is not known, or not installed."""
     unknown = [name for name in names if name not in (*SURFACE, "comet")]
     if unknown:
@@ -42,8 +49,32 @@ def check_names(names: list[str], tokenize: str | None = None) -> None:
         require_extra("comet", "comet", "the COMET score")
 
 
+def metric_of(name: str, tokenize: str | None) -> Any:
+    return BLEU(tokenize=tokenize) if name == "bleu" and tokenize else SURFACE[name]()
+
+
+def compare(
+    baseline: list[str], translations: list[str], references: list[str], names: Sequence[str], tokenize: str | None
+) -> dict[str, dict[str, float]]:
+    """Paired bootstrap by sacreBLEU: how probable is such a difference if both systems were equally good?"""
+    metrics = {name: metric_of(name, tokenize) for name in names if name in SURFACE}
+    systems = [("baseline", baseline), ("system", translations)]
+    _, found = PairedTest(systems, metrics, [references], test_type="bs", n_samples=SAMPLES)()
+    both = zip(metrics, [rows for name, rows in found.items() if name != "System"], strict=True)
+    return {
+        name: {
+            "baseline": round(first.score, 4),
+            "difference": round(second.score - first.score, 4),
+            # sacreBLEU counts differences larger than none, and finds two equal systems different.
+            "p_value": 1.0 if first.score == second.score else round(float(second.p_value), 4),
+            "confidence_95": round(float(second.ci), 4),
+        }
+        for name, (first, second) in both
+    }
+
+
 def surface(name: str, translations: list[str], references: list[str], tokenize: str | None = None) -> Score:
-    metric = BLEU(tokenize=tokenize) if name == "bleu" and tokenize else SURFACE[name]()
+    metric = metric_of(name, tokenize)
     result = metric.corpus_score(translations, [references])
     return {"score": round(result.score, 4), "signature": str(metric.get_signature())}
 

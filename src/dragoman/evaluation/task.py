@@ -14,6 +14,7 @@ from dragoman.data.subwords import Vocabulary
 from dragoman.evaluation.metrics import score
 from dragoman.parallel.reduce import from_main, gather
 from dragoman.training.trainer import Moment
+from dragoman.translate.torch_engine import TorchEngine
 from dragoman.translate.translator import Translator
 
 
@@ -27,7 +28,7 @@ class BleuTask:
         self.section = translate.model_copy(update={"beam": validation.beam})
 
     def run(self, moment: Moment) -> dict[str, Any]:
-        translator = Translator(moment.model, self.vocabulary, self.section)
+        translator = Translator(TorchEngine(moment.model), self.vocabulary, self.section)
         mesh = moment.mesh
         mine = translator.translate([source for source, _ in self.pairs[mesh.rank :: mesh.world]])
         shares = gather(mesh, mine)

@@ -1,6 +1,6 @@
 """A trained model, without the state of training, for whoever translates with it.
 
-run, checkpoint or model folder --find_model--> weights, shape, vocabulary --write--> a new folder with a manifest
+run, checkpoint or model folder --find_model--> weights, shape, vocabulary --write--> a new folder with a card and a manifest
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from dragoman.errors import DragomanError, RunError
 
 __all__ = ["export"]
 
-KINDS = ("dragoman", "ctranslate2")
+KINDS = ("dragoman", "ctranslate2", "huggingface", "onnx")
 
 
-def export(path: str | Path, out: str | Path, *, kind: str = "dragoman", quantization: str | None = None) -> Path:
+def export(
+    path: str | Path, out: str | Path, *, kind: str = "dragoman", quantization: str | None = None, licence: str = ""
+) -> Path:
     """Write the model at `path` (a run: its best checkpoint) to the new folder `out`, whole or not at all.
 
-    `kind`: "dragoman" for a model folder, "ctranslate2" for CTranslate2, optionally with quantized weights."""
+    `kind`: "dragoman" for a model folder, "ctranslate2" (optionally with quantized weights), "huggingface" or "onnx"."""
     check_arguments(kind, quantization)
     target = vacant(Path(out))
-    from dragoman.translate.translator import find_model  # torch only when needed
+    from dragoman.translate.models import find_model
 
     folder = find_model(Path(path))
     try:
         with runs.new_folder(target) as fresh:
             write(folder, fresh, kind, quantization)
+            write_card(folder, fresh, kind, quantization, licence)
             runs.write_manifest(fresh, facts(folder) | {"kind": kind, "quantization": quantization})
     except OSError as error:
         raise RunError(f"{out}: the export could not be written ({error}). Nothing was left there") from error
@@ -39,7 +42,7 @@ def check_arguments(kind: str, quantization: str | None) -> None:
         raise DragomanError(f"export: kind {kind!r} is not known; choose one of {', '.join(KINDS)}")
     if quantization is not None and kind != "ctranslate2":
         raise DragomanError(
-            f"export: quantization = {quantization!r} is only for kind ctranslate2; a model folder keeps fp32"
+            f"export: quantization = {quantization!r} is only for kind ctranslate2; the other formats keep fp32"
         )
 
 
@@ -52,17 +55,39 @@ def vacant(out: Path) -> Path:
 
 
 def write(folder: Path, fresh: Path, kind: str, quantization: str | None) -> None:
+    """Each kind imports what it needs."""
     if kind == "ctranslate2":
-        from dragoman.exporting.ctranslate2 import write_ctranslate2
+        from dragoman.translate.ct2_model import write_ctranslate2
 
         write_ctranslate2(folder, fresh, quantization)
-    else:
-        from dragoman.exporting.weights import write_weights
+    elif kind == "huggingface":
+        from dragoman.exporting.huggingface import write_huggingface
 
-        write_weights(folder, fresh)
+        write_huggingface(folder, fresh)
+    elif kind == "onnx":
+        from dragoman.exporting.onnx import write_onnx
+
+        write_onnx(folder, fresh)
+    else:
+        from dragoman.model.folder import write_model
+        from dragoman.translate.models import read_whole
+
+        model, description, vocabulary = read_whole(folder)
+        write_model(fresh, model.state_dict(), description, vocabulary.path)
+
+
+def write_card(folder: Path, fresh: Path, kind: str, quantization: str | None, licence: str) -> None:
+    from dragoman.exporting.card import card
+    from dragoman.model.folder import read_description
+    from dragoman.model.size import parameters
+
+    description = read_description(folder)
+    count = parameters(description.model, description.vocab_size)
+    runs.write_text(fresh / "README.md", card(folder, description, count, kind, quantization, licence))
 
 
 def facts(folder: Path) -> runs.Row:
     """Where the model comes from: step and scores of its checkpoint, when it has them."""
     manifest = runs.read_json(folder / runs.MANIFEST) if (folder / runs.MANIFEST).is_file() else {}
-    return {key: manifest[key] for key in ("step", "scores") if key in manifest} | {"time": round(time.time(), 3)}
+    kept = ("step", "scores", "averaged_steps", "imported_from")
+    return {key: manifest[key] for key in kept if key in manifest} | {"time": round(time.time(), 3)}

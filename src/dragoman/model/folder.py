@@ -1,6 +1,8 @@
 """A model folder: weights, shape and vocabulary, and nothing of training. Every checkpoint is one, with more beside it.
 
-model.safetensors   model.toml   vocabulary.model
+model.safetensors   model.toml   vocabulary.model   source.model (where the source has a vocabulary of its own, or is cut by other rules)
+
+What is read of it without its weights needs no torch: another engine starts in half a second.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from dragoman.config.load import toml_value
 from dragoman.config.schema import Model, Translate
 from dragoman.errors import RunError
-from dragoman.model.transformer import Transformer
 from dragoman.runs import write_text
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dragoman.model.transformer import Transformer
+
+FORMAT = 2  # 1 knew neither model.style nor model.activation
 WEIGHTS, DESCRIPTION, VOCABULARY = "model.safetensors", "model.toml", "vocabulary.model"
+SOURCE_VOCABULARY = "source.model"  # beside the other
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,29 @@ class Description:
     source_lang: str
     target_lang: str
     translate: Translate
+    source_vocab_size: int = 0  # 0: one vocabulary for both sides
 
 
 def write_model(folder: Path, weights: dict[str, Tensor], description: Description, vocabulary: Path) -> None:
     write_tensors(folder / WEIGHTS, weights)
+    write_description(folder, description, vocabulary)
+
+
+def write_description(folder: Path, description: Description, vocabulary: Path) -> None:
+    """All but the weights."""
     write_text(folder / DESCRIPTION, describe(description))
     shutil.copyfile(vocabulary, folder / VOCABULARY)
+    if (source := vocabulary.with_name(SOURCE_VOCABULARY)).is_file():
+        shutil.copyfile(source, folder / SOURCE_VOCABULARY)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
+    from safetensors.torch import save_file
+
     try:
         path.touch()
         mode = path.stat().st_mode  # as the user wants new files to be; safetensors would hide it from everybody else
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, facts)
         path.chmod(mode)
     except SafetensorError as error:
         raise RunError(f"{path}: could not be written ({error})") from None
@@ -58,6 +74,7 @@ def describe(description: Description) -> str:
         "source_lang": description.source_lang,
         "target_lang": description.target_lang,
         "vocab_size": description.vocab_size,
+        **({"source_vocab_size": description.source_vocab_size} if description.source_vocab_size else {}),
     }
     lines = [f"{key} = {toml_value(value)}" for key, value in top.items()]
     for name in ("model", "translate"):
@@ -77,9 +94,8 @@ def read_description(folder: Path) -> Description:
                 f"{folder}: written in format {content['format']}, this version reads up to {FORMAT}. Install a newer dragoman"
             )
         sections = Model.model_validate(content["model"]), Translate.model_validate(content["translate"])
-        return Description(
-            sections[0], content["vocab_size"], content["source_lang"], content["target_lang"], sections[1]
-        )
+        rest = content["source_lang"], content["target_lang"], sections[1], content.get("source_vocab_size", 0)
+        return Description(sections[0], content["vocab_size"], *rest)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError) as error:
         raise RunError(f"{path}: damaged ({str(error).splitlines()[0]})") from None
 
@@ -89,6 +105,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -97,8 +115,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_model(folder: Path) -> tuple[Transformer, Description]:
     """The model, ready to translate."""
+    from dragoman.model.transformer import Transformer
+
     description = read_description(folder)
-    model = Transformer(description.model, description.vocab_size)
+    model = Transformer(description.model, description.vocab_size, description.source_vocab_size)
     load_weights(model, read_weights(folder), folder / WEIGHTS)
     return model.eval(), description
 

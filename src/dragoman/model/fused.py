@@ -27,8 +27,8 @@ def threshold_and_gain(dropout: float) -> tuple[int, float]:
 
 
 def draw_seed(like: Tensor, dropout: float) -> Tensor:
-    if not dropout:
-        return torch.zeros(1, dtype=torch.int64, device=like.device)
+    if not dropout:  # nobody reads it
+        return torch.empty(1, dtype=torch.int64, device=like.device)
     return torch.randint(2**62, (1,), device=like.device)
 
 
@@ -322,3 +322,27 @@ def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gai
         logits_PV, labels_P, sums[0], sums[1], SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block, num_warps=8
     )
     return sums.sum(1), logits_PV
+
+
+# --- the best of many logits ---
+
+CHUNK = 128
+
+
+def best_of(logits: Tensor, count: int, never: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest `count` of a row lie in the `count` chunks with the largest peaks: all else is not looked at again."""
+    rows, width = logits.numel() // logits.shape[-1], logits.shape[-1]
+    flat, chunks = logits.view(rows, width), triton.cdiv(width, CHUNK)
+    normalizer = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    kernels.peaks[(rows,)](
+        flat, normalizer, peaks, FIRST=never[0], SECOND=never[1], WIDTH=width, BLOCK=4096, CHUNK=CHUNK, num_warps=8
+    )
+    highest = peaks.topk(count, dim=1).indices
+    columns = (highest[:, :, None] * CHUNK + torch.arange(CHUNK, device=logits.device)).flatten(1)
+    left_out = (columns >= width) | (columns == never[0]) | (columns == never[1])
+    among = flat.gather(1, columns.clamp(max=width - 1)).float().masked_fill(left_out, float("-inf"))
+    values, places = among.topk(count, dim=1)
+    shape = (*logits.shape[:-1], count)
+    best = (values - normalizer[:, None]).view(shape)
+    return normalizer.view(logits.shape[:-1]), best, columns.gather(1, places).view(shape)

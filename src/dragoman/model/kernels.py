@@ -1,9 +1,10 @@
-"""Triton kernels of the training step: each replaces several passes over memory by one.
+"""Triton kernels of training and search: each replaces several passes over memory by one.
 
     add_norm      x + dropout(update), and its layer norm, in one pass; backward in one pass, weight gradients included
     attention     a whole row of slots and one head in one program: no mask, no copies, dropout drawn in place
     activate      relu and dropout in place, with a copy in 8 bits; `relu_backward` undoes them and sums up the bias gradient
     loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits
+    peaks         normalizer of a row of logits and the largest of every chunk of it: the way to its best few
 
 Nothing here is differentiable or knows autograd: `model.fused` makes operators of it. What a kernel computes is said by the
 plain functions in `model.plain`; tests compare the two. Dropout is a hash of (seed, index): the backward pass draws the
@@ -283,3 +284,29 @@ def loss(
         gradient = tl.exp2(logits - normalizer) - SMOOTHING / WIDTH
         gradient = tl.where(start + column == label, gradient - (1.0 - SMOOTHING), gradient)
         tl.store(logits_ptr + start + column, tl.where(real, gradient * GAIN, 0.0), mask=inside)
+
+
+# --- the best of many logits ---
+
+
+@triton.jit
+def peaks(
+    logits_ptr, normalizer_ptr, peak_ptr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row of logits, read once. Two columns count for the normalizer, but are never the largest."""
+    row = tl.program_id(0).to(tl.int64)
+    chunks: tl.constexpr = (WIDTH + CHUNK - 1) // CHUNK
+    highest = FAR
+    total = 0.0
+    for start in range(0, WIDTH, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + row * WIDTH + column, mask=column < WIDTH, other=float("-inf")).to(tl.float32)
+        new = tl.maximum(highest, tl.max(x, axis=0))
+        total = total * tl.exp2((highest - new) * LOG2E) + tl.sum(tl.exp2((x - new) * LOG2E), axis=0)
+        highest = new
+        x = tl.where((column == FIRST) | (column == SECOND), float("-inf"), x)
+        chunk = start // CHUNK + tl.arange(0, BLOCK // CHUNK)
+        best = tl.max(tl.reshape(x, (BLOCK // CHUNK, CHUNK)), axis=1)
+        tl.store(peak_ptr + row * chunks + chunk, best, mask=chunk < chunks)
+    tl.store(normalizer_ptr + row, highest + tl.log2(total) / LOG2E)

@@ -1,14 +1,17 @@
-"""Attention, feed-forward and the two kinds of block. Pre-norm: every sublayer is x + dropout(f(norm(x))).
+"""Attention, feed-forward and the two kinds of block. Every sublayer is x + dropout(f(norm(x))), or in the style of Marian
+norm(x + dropout(f(x))).
 
 Adding the output of a sublayer to the stream and norming the sum for the next sublayer is one operation, `AddNorm`. So a block
-takes the stream and the update that is still to be added to it, and hands on the same two.
+takes the stream and the update that is still to be added to it, and hands on the same two. In the style of Marian nothing is
+left to be added: the stream is the norm of the sum.
 
-Shapes in names: B rows, T target slots, S source slots, Q queries, D model width, N hypotheses.
+Shapes in names: B rows, T target slots, S source slots, D model width, K hypotheses of a sentence.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
@@ -16,6 +19,11 @@ from dragoman.model import ops, plain
 from dragoman.model.ops import Sight
 
 KeyValue = tuple[Tensor, Tensor]
+Sublayer = Callable[[Tensor], Tensor]
+
+
+def is_marian(section: Model) -> bool:
+    return section.style == "marian"
 
 
 class AddNorm(nn.LayerNorm):
@@ -40,21 +48,25 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = section.heads
         self.dropout = section.attention_dropout
-        self.query_key_value = nn.Linear(section.d_model, 3 * section.d_model, bias=False)
-        self.output = nn.Linear(section.d_model, section.d_model, bias=False)
+        self.query_key_value = nn.Linear(section.d_model, 3 * section.d_model, bias=is_marian(section))
+        self.output = nn.Linear(section.d_model, section.d_model, bias=is_marian(section))
 
     def forward(self, x_BTD: Tensor, seen: Sight) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        packed = ops.linear(x_BTD, self.query_key_value.weight, eight_bits=self.eight_bits)
+        layer = self.query_key_value
+        packed = ops.linear(x_BTD, layer.weight, layer.bias, eight_bits=self.eight_bits)
         return self.output(ops.self_attention(packed, seen, self.heads, dropout))
 
-    def step(self, x_N1D: Tensor, past: KeyValue | None) -> tuple[Tensor, KeyValue]:
-        """One more position, attending to itself and to all `past` ones."""
-        parts = self.query_key_value(x_N1D).chunk(3, dim=-1)
+    def step(self, x_BKD: Tensor, past: KeyValue, position: Tensor, seen: Tensor) -> Tensor:
+        """One more position of K hypotheses of every sentence. `past` [B, heads, T, K, dim] keeps what each of them had at every
+        position and never moves: `seen` [B, 1, K, slots * K] says which of these a hypothesis descends from."""
+        parts = self.query_key_value(x_BKD).chunk(3, dim=-1)
         query, key, value = (plain.split_heads(part, self.heads) for part in parts)
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        return self.output(plain.attend(query, key, value, None, 0.0)), (key, value)
+        past[0].index_copy_(2, position, key[:, :, None])
+        past[1].index_copy_(2, position, value[:, :, None])
+        slots = seen.shape[-1] // x_BKD.shape[1]
+        keys, values = (kept[:, :, :slots].flatten(2, 3) for kept in past)
+        return self.output(plain.attend(query, keys, values, seen, 0.0))
 
 
 class CrossAttention(nn.Module):
@@ -66,13 +78,14 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads = section.heads
         self.dropout = section.attention_dropout
-        self.query = nn.Linear(section.d_model, section.d_model, bias=False)
-        self.key_value = nn.Linear(section.d_model, 2 * section.d_model, bias=False)
-        self.output = nn.Linear(section.d_model, section.d_model, bias=False)
+        self.query = nn.Linear(section.d_model, section.d_model, bias=is_marian(section))
+        self.key_value = nn.Linear(section.d_model, 2 * section.d_model, bias=is_marian(section))
+        self.output = nn.Linear(section.d_model, section.d_model, bias=is_marian(section))
 
     def forward(self, x_BTD: Tensor, memory_BSD: Tensor, seen: Sight) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        key_value = ops.linear(memory_BSD, self.key_value.weight, eight_bits=self.eight_bits)
+        layer = self.key_value
+        key_value = ops.linear(memory_BSD, layer.weight, layer.bias, eight_bits=self.eight_bits)
         return self.output(ops.cross_attention(self.query(x_BTD), key_value, seen, self.heads, dropout))
 
     def memory(self, memory_BSD: Tensor) -> KeyValue:
@@ -80,9 +93,15 @@ class CrossAttention(nn.Module):
         key, value = (plain.split_heads(part, self.heads) for part in self.key_value(memory_BSD).chunk(2, dim=-1))
         return key, value
 
-    def step(self, x_BQD: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        query = plain.split_heads(self.query(x_BQD), self.heads)
+    def step(self, x_BKD: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
+        query = plain.split_heads(self.query(x_BKD), self.heads)
         return self.output(plain.attend(query, *memory, mask, 0.0))
+
+    def weights(self, x_BTD: Tensor, memory_BSD: Tensor, mask: Tensor) -> Tensor:
+        """How much every target slot looks at every source slot, [B, T, S], on average over the heads."""
+        query, key = plain.split_heads(self.query(x_BTD), self.heads), self.memory(memory_BSD)[0]
+        scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+        return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).mean(dim=1)
 
 
 class FeedForward(nn.Module):
@@ -93,22 +112,27 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(section.d_model, section.d_ff)
         self.outer = nn.Linear(section.d_ff, section.d_model)
         self.dropout = section.relu_dropout
+        self.activation = section.activation
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         weights, biases = (self.inner.weight, self.outer.weight), (self.inner.bias, self.outer.bias)
         dropout = self.dropout if self.training else 0.0
-        return ops.feed_forward(x_BTD, weights, biases, dropout, eight_bits=self.eight_bits)
+        return ops.feed_forward(x_BTD, weights, biases, dropout, self.activation, eight_bits=self.eight_bits)
 
 
 class EncoderBlock(nn.Module):
     def __init__(self, section: Model):
         super().__init__()
+        self.norms_last = is_marian(section)
         self.attention_norm = AddNorm(section)
         self.attention = SelfAttention(section)
         self.feed_forward_norm = AddNorm(section)
         self.feed_forward = FeedForward(section)
 
-    def forward(self, x_BSD: Tensor, update: Tensor | None, seen: Sight) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BSD: Tensor, update: Tensor | None, seen: Sight) -> tuple[Tensor, Tensor | None]:
+        if self.norms_last:
+            x_BSD = self.attention_norm(x_BSD, self.attention(x_BSD, seen))[1]
+            return self.feed_forward_norm(x_BSD, self.feed_forward(x_BSD))[1], None
         x_BSD, normed = self.attention_norm(x_BSD, update)
         x_BSD, normed = self.feed_forward_norm(x_BSD, self.attention(normed, seen))
         return x_BSD, self.feed_forward(normed)
@@ -117,6 +141,7 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, section: Model):
         super().__init__()
+        self.norms_last = is_marian(section)
         self.attention_norm = AddNorm(section)
         self.attention = SelfAttention(section)
         self.cross_norm = AddNorm(section)
@@ -126,19 +151,30 @@ class DecoderBlock(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, update: Tensor | None, seen: Sight, memory_BSD: Tensor, seen_source: Sight
-    ) -> tuple[Tensor, Tensor]:
-        x_BTD, normed = self.attention_norm(x_BTD, update)
-        x_BTD, normed = self.cross_norm(x_BTD, self.attention(normed, seen))
-        x_BTD, normed = self.feed_forward_norm(x_BTD, self.cross(normed, memory_BSD, seen_source))
-        return x_BTD, self.feed_forward(normed)
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.sublayers(
+            x_BTD, update, lambda x: self.attention(x, seen), lambda x: self.cross(x, memory_BSD, seen_source)
+        )
 
     def step(
-        self, x_N1D: Tensor, update: Tensor | None, past: KeyValue | None, memory: KeyValue, cross_mask: Tensor
-    ) -> tuple[Tensor, Tensor, KeyValue]:
-        """One position of N = B x beam hypotheses. The beam of a sentence shares its memory: it is a row of queries."""
-        x_N1D, normed = self.attention_norm(x_N1D, update)
-        attended, past = self.attention.step(normed, past)
-        x_N1D, normed = self.cross_norm(x_N1D, attended)
-        queries = normed.view(memory[0].shape[0], -1, x_N1D.shape[-1])
-        x_N1D, normed = self.feed_forward_norm(x_N1D, self.cross.step(queries, memory, cross_mask).view_as(x_N1D))
-        return x_N1D, self.feed_forward(normed), past
+        self, x_BKD: Tensor, update: Tensor | None, past: KeyValue, memory: KeyValue, position: Tensor, masks: KeyValue
+    ) -> tuple[Tensor, Tensor | None]:
+        """One position of K hypotheses of every sentence, which share its memory: they are a row of queries."""
+        return self.sublayers(
+            x_BKD,
+            update,
+            lambda x: self.attention.step(x, past, position, masks[0]),
+            lambda x: self.cross.step(x, memory, masks[1]),
+        )
+
+    def sublayers(
+        self, x: Tensor, update: Tensor | None, attend: Sublayer, attend_source: Sublayer
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.norms_last:
+            x = self.attention_norm(x, attend(x))[1]
+            x = self.cross_norm(x, attend_source(x))[1]
+            return self.feed_forward_norm(x, self.feed_forward(x))[1], None
+        x, normed = self.attention_norm(x, update)
+        x, normed = self.cross_norm(x, attend(normed))
+        x, normed = self.feed_forward_norm(x, attend_source(normed))
+        return x, self.feed_forward(normed)

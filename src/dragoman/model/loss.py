@@ -41,16 +41,23 @@ class SequenceLoss(nn.Module):
         hidden_BTD = self.model.decode(target_in, target_position, target_segment, memory_BSD, source_segment)
         labels = target_out.masked_fill(target_segment == 0, IGNORED).flatten()
         weight_VD = self.model.embedding.weight
-        options = (self.label_smoothing, self.model.eight_bits)
+        options = (self.label_smoothing, self.model.eight_bits, self.model.output_bias)
         return smoothed_sums(hidden_BTD.flatten(0, 1), weight_VD, labels, *options)
 
 
 @torch.compiler.disable
 def smoothed_sums(
-    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float, eight_bits: bool = False
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    smoothing: float,
+    eight_bits: bool = False,
+    bias_V: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     learning = torch.is_grad_enabled()
-    result: tuple[Tensor, Tensor] = SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing, eight_bits, learning)
+    result: tuple[Tensor, Tensor] = SmoothedSums.apply(
+        hidden_ND, weight_VD, labels_N, smoothing, eight_bits, bias_V, learning
+    )
     return result
 
 
@@ -67,6 +74,7 @@ class SmoothedSums(torch.autograd.Function):
         labels_N: Tensor,
         smoothing: float,
         eight_bits: bool,
+        bias_V: Tensor | None,
         learning: bool,
     ) -> tuple[Tensor, Tensor]:
         matrix_VD = weight_VD.to(ops.product_type(hidden_ND))
@@ -79,6 +87,8 @@ class SmoothedSums(torch.autograd.Function):
             for start in range(0, hidden_ND.shape[0], size):
                 hidden_PD = hidden_ND[start : start + size].to(matrix_VD.dtype)
                 logits_PV = ops.linear(hidden_PD, matrix_VD, eight_bits=eight_bits)
+                if bias_V is not None:
+                    logits_PV += bias_V.to(logits_PV.dtype)
                 labels_P = labels_N[start : start + size]
                 piece_sums, gradient_PV = ops.loss_and_gradient(logits_PV, labels_P, smoothing, ctx.gain)
                 sums += piece_sums
@@ -94,7 +104,7 @@ class SmoothedSums(torch.autograd.Function):
     def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden_gradient, weight_gradient = ctx.saved_tensors
         factor = loss_gradient / ctx.gain
-        return hidden_gradient * factor, weight_gradient * factor, None, None, None, None
+        return hidden_gradient * factor, weight_gradient * factor, None, None, None, None, None
 
 
 def product_in_fp32(left: Tensor, right: Tensor) -> Tensor:

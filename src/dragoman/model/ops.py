@@ -93,22 +93,24 @@ def feed_forward(
     weights: tuple[Tensor, Tensor],
     biases: tuple[Tensor, Tensor],
     dropout: float,
+    activation: str = "relu",
     *,
     eight_bits: bool = False,
 ) -> Tensor:
-    if fusible(x):
+    if fusible(x) and activation == "relu":
         from dragoman.model import fused
 
         return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits)
-    return plain.feed_forward(x, weights, biases, dropout, drop)
+    return plain.feed_forward(x, weights, biases, dropout, drop, activation)
 
 
-def linear(x: Tensor, weight: Tensor, *, eight_bits: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
     if eight_bits and fusible(x):
         from dragoman.model import fused
 
-        return fused.linear_in_eight_bits(x, weight)
-    return F.linear(x, weight)
+        product = fused.linear_in_eight_bits(x, weight)
+        return product if bias is None else product + bias.to(product.dtype)
+    return F.linear(x, weight, bias)
 
 
 def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
@@ -118,3 +120,13 @@ def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gai
 
         return fused.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
     return plain.loss_and_gradient(logits_PV, labels_P, smoothing, gain)
+
+
+def best_of(logits: Tensor, count: int, never: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """See plain.best_of."""
+    if fusible(logits):
+        from dragoman.model import fused
+
+        if count <= logits.shape[-1] // fused.CHUNK:
+            return fused.best_of(logits, count, never)
+    return plain.best_of(logits, count, never)

@@ -70,8 +70,10 @@ def feed_forward(
     biases: tuple[Tensor, Tensor],
     dropout: float,
     drop: Callable[[Tensor, float], Tensor] = F.dropout,
+    activation: str = "relu",
 ) -> Tensor:
-    hidden = drop(F.relu(F.linear(x, weights[0], biases[0])), dropout)
+    activate = F.relu if activation == "relu" else F.silu
+    hidden = drop(activate(F.linear(x, weights[0], biases[0])), dropout)
     return F.linear(hidden, weights[1], biases[1])
 
 
@@ -91,3 +93,14 @@ def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gai
     gradient_PV.scatter_add_(1, labels_P1, gradient_PV.new_full(labels_P1.shape, smoothing - 1.0))
     gradient_PV.mul_(real_P[:, None] * gain)
     return torch.stack([(1.0 - smoothing) * nll + smoothing * spread, nll]), gradient_PV.to(logits_PV.dtype)
+
+
+def best_of(logits: Tensor, count: int, never: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every row of logits: the logarithm of the softmax's denominator, and the largest log-probabilities with their columns,
+    but for two columns that are never chosen."""
+    scores = logits.float()
+    normalizer = scores.logsumexp(dim=-1)
+    columns = torch.arange(logits.shape[-1], device=logits.device)  # no index from the host: a GPU may be recording
+    left_out = (columns == never[0]) | (columns == never[1])
+    values, places = scores.masked_fill(left_out, float("-inf")).topk(count, dim=-1)
+    return normalizer, values - normalizer[..., None], places

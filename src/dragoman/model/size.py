@@ -9,13 +9,17 @@ FP32_BYTES = 4
 
 
 def parameters(section: Model, vocab_size: int) -> int:
-    """Trainable numbers: attention without biases, one shared embedding, two final norms."""
+    """Trainable numbers, with embeddings of `vocab_size` pieces (of both vocabularies, where there are two): attention without
+    biases and two final norms, or the other way round."""
     width, inner = section.d_model, section.d_ff
     norm = 2 * width
     feed_forward = 2 * width * inner + inner + width
     encoder = 4 * width**2 + feed_forward + 2 * norm
     decoder = 8 * width**2 + feed_forward + 3 * norm
-    return vocab_size * width + section.encoder_layers * encoder + section.decoder_layers * decoder + 2 * norm
+    ends = 2 * norm
+    if section.style == "marian":
+        encoder, decoder, ends = encoder + 4 * width, decoder + 8 * width, 0
+    return vocab_size * width + section.encoder_layers * encoder + section.decoder_layers * decoder + ends
 
 
 def checkpoint_bytes(num_parameters: int) -> int:
@@ -36,9 +40,11 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
     return 6.0 * (per_source * source_tokens + per_target * target_tokens)
 
 
-def summary(section: Model, vocab_size: int, label_smoothing: float, ranks: int) -> dict[str, float]:
-    """The facts that a run folder keeps."""
-    count = parameters(section, vocab_size)
+def summary(
+    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, ranks: int
+) -> dict[str, float]:
+    """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
+    count = parameters(section, vocab_size + source_vocab_size)
     return {
         "parameters": count,
         "vocab_size": vocab_size,

@@ -1,4 +1,5 @@
-"""Encoder, decoder and the one matrix they share with the output.
+"""Encoder, decoder and the one matrix they share with the output; the encoder has one of its own where vocabularies are
+separate.
 
 Shapes in names: B rows, S source slots, T target slots, D model width, V vocabulary, N hypotheses (B x beam).
 Segments tell which slots of a row belong to the same pair; 0 is an empty slot (see data/pack).
@@ -22,6 +23,7 @@ from dragoman.model.layers import (
     FeedForward,
     KeyValue,
     SelfAttention,
+    is_marian,
 )
 from dragoman.model.ops import sight, stream
 
@@ -31,43 +33,39 @@ TABLE = 1024  # positions that are looked up: sines are slow to compute
 
 @dataclass
 class Cache:
-    """What incremental decoding remembers: projected source, and keys and values of the target so far."""
+    """What incremental decoding remembers, in memory that is set aside once: nothing of it is moved when hypotheses change."""
 
-    memory: list[KeyValue]
-    cross_mask: Tensor
-    past: list[KeyValue | None]
-    length: int = 0
-
-    def select(self, hypotheses: Tensor, sentences: Tensor | None = None) -> None:
-        """Go on with these hypotheses (and only these sentences, when some are finished)."""
-        self.past = [(key[hypotheses], value[hypotheses]) for key, value in self.past if key is not None]  # type: ignore[misc]
-        if sentences is not None:
-            self.memory = [(key[sentences], value[sentences]) for key, value in self.memory]
-            self.cross_mask = self.cross_mask[sentences]
+    memory: list[KeyValue]  # of every layer: keys and values of the source, [B, heads, S, dim]
+    cross_mask: Tensor  # added to the scores of source slots, [B, 1, 1, S]
+    past: list[KeyValue]  # of every layer: keys and values of the target so far, [B, heads, T, K, dim]
 
 
 class Transformer(nn.Module):
     eight_bits = False  # of the output matrix
 
-    def __init__(self, section: Model, vocab_size: int):
+    def __init__(self, section: Model, vocab_size: int, source_vocab_size: int = 0):
         super().__init__()
         self.section = section
         self.embedding = nn.Embedding(vocab_size, section.d_model)
+        self.source_embedding = nn.Embedding(source_vocab_size, section.d_model) if source_vocab_size else None
         self.encoder = nn.ModuleList(EncoderBlock(section) for _ in range(section.encoder_layers))
-        self.encoder_norm = AddNorm(section)
+        self.encoder_norm = None if is_marian(section) else AddNorm(section)
         self.decoder = nn.ModuleList(DecoderBlock(section) for _ in range(section.decoder_layers))
-        self.decoder_norm = AddNorm(section)
-        self.register_buffer("waves", waves(torch.arange(TABLE), section.d_model), persistent=False)
+        self.decoder_norm = None if is_marian(section) else AddNorm(section)
+        self.register_buffer("waves", self.wave_table(TABLE), persistent=False)
+        self.output_bias: Tensor | None
+        self.register_buffer("output_bias", torch.zeros(vocab_size) if is_marian(section) else None)  # never trained
 
     def init_weights(self, seed: int) -> None:
         """The same weights for the same seed, whatever was drawn before."""
         generator = torch.Generator().manual_seed(seed)
         width = self.section.d_model
-        nn.init.normal_(self.embedding.weight, std=width**-0.5, generator=generator)
-        for module in self.modules():
+        for embedding in filter(None, (self.embedding, self.source_embedding)):
+            nn.init.normal_(embedding.weight, std=width**-0.5, generator=generator)
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 # Fused projections are several matrices in one: each is drawn as if it stood alone.
-                fused = module.out_features // width if module.bias is None else 1
+                fused = {"query_key_value": 3, "key_value": 2}.get(name.split(".")[-1], 1)
                 for part in module.weight.data.chunk(fused):
                     nn.init.xavier_uniform_(part, generator=generator)
                 if module.bias is not None:
@@ -81,22 +79,28 @@ class Transformer(nn.Module):
             if isinstance(module, SelfAttention | CrossAttention | FeedForward):
                 module.eight_bits = self.section.d_model >= WIDE
 
-    def embed(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        embedded = self.embedding(ids_BT) * math.sqrt(self.section.d_model) + self.place(position_BT)
-        return stream(embedded, self.section.dropout if self.training else 0.0)
+    def embed(
+        self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None
+    ) -> Tensor:
+        place, table = self.place(position_BT, slots or ids_BT.shape[1]), embedding or self.embedding
+        embedded = table(ids_BT) * math.sqrt(self.section.d_model) + place
+        return stream(embedded.to(table.weight.dtype), self.section.dropout if self.training else 0.0)
 
-    def place(self, position_BT: Tensor) -> Tensor:
-        """Looked up where a row is no longer than the table, computed otherwise: no sentence is too long."""
-        if position_BT.shape[1] <= TABLE and position_BT.shape[1] > 1:
+    def place(self, position_BT: Tensor, slots: int) -> Tensor:
+        """Looked up where a row has no more slots than the table, computed otherwise: no sentence is too long."""
+        if slots <= TABLE:
             return F.embedding(position_BT, self.waves)  # type: ignore[arg-type]
-        return waves(position_BT, self.section.d_model)
+        return waves(position_BT, self.section.d_model, self.section.style)
+
+    def wave_table(self, positions: int) -> Tensor:
+        return waves(torch.arange(positions), self.section.d_model, self.section.style)
 
     def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Tensor:
         seen = sight(segment_BS, segment_BS)
-        x_BSD, update = self.embed(source_BS, position_BS), None
+        x_BSD, update = self.embed(source_BS, position_BS, embedding=self.source_embedding), None
         for block in self.encoder:
             x_BSD, update = block(x_BSD, update, seen)
-        return self.encoder_norm(x_BSD, update)[1]
+        return self.encoder_norm(x_BSD, update)[1] if self.encoder_norm else x_BSD
 
     def decode(
         self, target_BT: Tensor, position_BT: Tensor, segment_BT: Tensor, memory_BSD: Tensor, source_segment_BS: Tensor
@@ -106,33 +110,61 @@ class Transformer(nn.Module):
         x_BTD, update = self.embed(target_BT, position_BT), None
         for block in self.decoder:
             x_BTD, update = block(x_BTD, update, seen, memory_BSD, seen_source)
-        return self.decoder_norm(x_BTD, update)[1]
+        return self.decoder_norm(x_BTD, update)[1] if self.decoder_norm else x_BTD
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        return F.linear(x_BTD, self.embedding.weight)
+        return F.linear(x_BTD, self.embedding.weight, self.output_bias)
+
+    def attention_to_source(
+        self, source_BS: Tensor, source_segment_BS: Tensor, target_BT: Tensor, segment_BT: Tensor
+    ) -> Tensor:
+        """[B, T, S]: where the last but one layer of the decoder looks when it predicts the slot after each target slot."""
+        position_BS, position_BT = (
+            torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in (source_BS, target_BT)
+        )
+        memory_BSD = self.encode(source_BS, position_BS, source_segment_BS)
+        seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
+        x_BTD, update = self.embed(target_BT, position_BT), None
+        *before, block = list(self.decoder)[: self.aligning_layer + 1]
+        for earlier in before:
+            x_BTD, update = earlier(x_BTD, update, seen, memory_BSD, seen_source)
+        found: list[Tensor] = []
+
+        def attend_source(x_BTD: Tensor) -> Tensor:
+            found.append(block.cross.weights(x_BTD, memory_BSD, seen_source.mask))  # type: ignore[union-attr,operator]
+            return x_BTD
+
+        block.sublayers(x_BTD, update, lambda x_BTD: block.attention(x_BTD, seen), attend_source)  # type: ignore[operator]
+        return found[0]
+
+    @property
+    def aligning_layer(self) -> int:
+        return max(0, len(self.decoder) - 2)
 
     # --- one position at a time ---
 
-    def start(self, source_BS: Tensor, segment_BS: Tensor) -> Cache:
-        """Encode padded sources, one a row."""
+    def start(self, source_BS: Tensor, segment_BS: Tensor) -> tuple[list[KeyValue], Tensor]:
+        """Encode padded sources, one a row: keys and values of every decoder layer, and what is added to their scores."""
         position_BS = torch.arange(source_BS.shape[1], device=source_BS.device).expand_as(source_BS)
         memory_BSD = self.encode(source_BS, position_BS, segment_BS)
         memory = [block.cross.memory(memory_BSD) for block in self.decoder]  # type: ignore[union-attr,operator]
-        return Cache(memory, (segment_BS > 0)[:, None, None, :], [None] * len(self.decoder))
+        mask = torch.zeros_like(segment_BS, dtype=memory_BSD.dtype).masked_fill(segment_BS == 0, float("-inf"))
+        return memory, mask[:, None, None, :]
 
-    def step(self, target_N: Tensor, cache: Cache) -> Tensor:
-        """Logits [N, V] of the position after `target_N`, and the cache one longer."""
-        x_N1D, update = self.embed(target_N[:, None], torch.full_like(target_N[:, None], cache.length)), None
-        for layer, block in enumerate(self.decoder):
-            past, memory = cache.past[layer], cache.memory[layer]
-            x_N1D, update, cache.past[layer] = block.step(x_N1D, update, past, memory, cache.cross_mask)  # type: ignore[operator]
-        cache.length += 1
-        return self.logits(self.decoder_norm(x_N1D, update)[1]).squeeze(1)
+    def step(self, target_BK: Tensor, position: Tensor, cache: Cache, seen: Tensor) -> Tensor:
+        """Logits [B, K, V] of the slot after `target_BK`. `seen` [B, 1, K, slots * K] is added to the scores of what lies in
+        cache.past: 0 for the ancestors of a hypothesis, -inf for all others. Shapes do not depend on `position`, a tensor."""
+        x_BKD, update = self.embed(target_BK, position.expand(1, 1), cache.past[0][0].shape[2]), None
+        masks = seen, cache.cross_mask.expand(-1, -1, target_BK.shape[1], -1)
+        for block, past, memory in zip(self.decoder, cache.past, cache.memory, strict=True):
+            x_BKD, update = block.step(x_BKD, update, past, memory, position, masks)  # type: ignore[operator]
+        return self.logits(self.decoder_norm(x_BKD, update)[1] if self.decoder_norm else x_BKD)
 
 
-def waves(position: Tensor, width: int) -> Tensor:
-    """Sinusoidal positions, wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor."""
+def waves(position: Tensor, width: int, style: str = "tensor2tensor") -> Tensor:
+    """Sinusoidal positions, wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor; Marian stops one step before."""
     half = width // 2
     steps = torch.arange(half, dtype=torch.float32, device=position.device)
-    angles = position.unsqueeze(-1) * torch.exp(steps * (-math.log(10_000.0) / max(1, half - 1)))
+    last = half if style == "marian" else max(1, half - 1)
+    angles = position.unsqueeze(-1) * torch.exp(steps * (-math.log(10_000.0) / last))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)

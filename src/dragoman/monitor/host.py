@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ INSIDE = (
     "veth",
     "ifb",
 )  # interfaces whose traffic stays here, or leaves by another one as well
+TRIAL_BYTES = 2**25
 INTERFACES = Path("/sys/class/net")
 UNKNOWN_SPEED = 65535  # Mbit/s: what a virtual interface says that has none
 INFINIBAND = Path("/sys/class/infiniband")
@@ -46,6 +49,19 @@ def describe() -> dict[str, Any]:
         + [{"name": port_name(port), "speed_mbit": port_speed(port)} for port in infiniband_ports()],
         "missing": [] if cards else ["no NVIDIA GPU that NVML can see"],
     }
+
+
+def disk(folder: Path) -> dict[str, float]:
+    """Free bytes where a folder is, or will be, and how fast bytes get there for good."""
+    while not folder.is_dir():
+        folder = folder.absolute().parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(os.urandom(TRIAL_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        seconds = time.perf_counter() - start
+    return {"free_bytes": psutil.disk_usage(str(folder)).free, "bytes_per_s": TRIAL_BYTES / seconds}
 
 
 def cpu_name() -> str:

@@ -1,49 +1,118 @@
-"""Where numbers go: always into metrics.jsonl, and into TensorBoard event files when asked."""
+"""Where numbers go: always into metrics.jsonl; into TensorBoard event files, Weights & Biases and MLflow when asked. A sink that fails is
+told once and left; training goes on."""
 
 from __future__ import annotations
 
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from dragoman.runs import Row, append_row
+from dragoman.config.schema import Monitor
+from dragoman.errors import require_extra
+from dragoman.runs import Row, RunFolder, append_row
 
 log = logging.getLogger(__name__)
+
+OPENSEQ2SEQ = {  # its tags, in its units
+    ("train", "loss"): ("train_loss", 1.0),
+    ("train", "learning_rate"): ("learning_rate", 1.0),
+    ("train", "grad_norm"): ("Loss_Optimization/global_gradient_norm", 1.0),
+    ("valid", "loss"): ("eval_loss", 1.0),
+    ("valid", "bleu"): ("Eval_BLEU_Score", 0.01),
+}
+
+
+class Sink(Protocol):
+    """A place that takes the numbers of a row."""
+
+    def write(self, kind: str, step: int, numbers: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """TensorBoard's own writer: torch's needs torch, and this room starts without it."""
+
+    def __init__(self, folder: Path, tags: str):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.writer, self.tags = EventFileWriter(str(folder)), tags
+
+    def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        named = self.named(kind, numbers)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in named.items()]
+        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self.writer.flush()
+
+    def named(self, kind: str, numbers: dict[str, float]) -> dict[str, float]:
+        if self.tags != "openseq2seq":
+            return {f"{kind}/{key}": value for key, value in numbers.items()}
+        theirs = {OPENSEQ2SEQ[kind, key]: value for key, value in numbers.items() if (kind, key) in OPENSEQ2SEQ}
+        named = {tag: value * scale for (tag, scale), value in theirs.items()}
+        pace = numbers.get("step_seconds")
+        return named | ({"global_step/sec": 1.0 / pace} if pace else {})
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    def __init__(self, project: str, name: str):
+        self.run = require_extra("wandb", "wandb", "monitor.wandb").init(project=project, name=name, resume="allow")
+
+    def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        self.run.log({f"{kind}/{key}": value for key, value in numbers.items()}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    def __init__(self, experiment: str, name: str):
+        self.mlflow = require_extra("mlflow", "mlflow", "monitor.mlflow")
+        self.mlflow.set_experiment(experiment)
+        self.mlflow.start_run(run_name=name)
+
+    def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        self.mlflow.log_metrics({f"{kind}.{key}": value for key, value in numbers.items()}, step=step)
+
+    def close(self) -> None:
+        self.mlflow.end_run()
+
+
+def sinks(folder: RunFolder, section: Monitor) -> list[Sink]:
+    """Those that the configuration names; a missing package is an error before the first step."""
+    found: list[Sink] = [TensorBoard(folder.tensorboard, section.tensorboard_tags)] if section.tensorboard else []
+    name = folder.path.resolve().name
+    found += [WandB(section.wandb, name)] if section.wandb else []
+    return found + ([MLflow(section.mlflow, name)] if section.mlflow else [])
 
 
 class Metrics:
     """Rows of numbers of one run."""
 
-    def __init__(self, path: Path, tensorboard: Path | None):
-        self.path = path
-        self.writer = event_writer(tensorboard) if tensorboard else None
+    def __init__(self, path: Path, sinks: list[Sink]):
+        self.path, self.sinks = path, sinks
 
     def write(self, row: Row) -> None:
         append_row(self.path, row)
-        if self.writer:
-            self.write_summary(self.writer, row)
-
-    @staticmethod
-    def write_summary(writer: Any, row: Row) -> None:
-        # TensorBoard's own writer: torch's needs torch, and this room starts without it.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         numbers = {
             key: value for key, value in row.items() if isinstance(value, (int, float)) and key not in ("step", "time")
         }
-        values = [Summary.Value(tag=f"{row['kind']}/{key}", simple_value=value) for key, value in numbers.items()]
-        writer.add_event(Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values)))
-        writer.flush()
+        self.tell(lambda sink: sink.write(row["kind"], row["step"], numbers))
 
     def close(self) -> None:
-        if self.writer:
-            self.writer.close()
+        self.tell(lambda sink: sink.close())
 
-
-def event_writer(folder: Path) -> Any:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    folder.mkdir(parents=True, exist_ok=True)
-    return EventFileWriter(str(folder))
+    def tell(self, what: Any) -> None:
+        for sink in list(self.sinks):
+            try:
+                what(sink)
+            except Exception as error:  # somebody else's server must not end a training run
+                log.warning("%s: %s; it gets no more numbers, training goes on", type(sink).__name__, error)
+                self.sinks.remove(sink)

@@ -121,7 +121,7 @@ class Agent:
         return {"found": network.reach(request["addresses"], request["port"], request["token"])}
 
     def do_measure(self, request: Message) -> Message:
-        return network.measure(request["address"], request["port"], request["seconds"])
+        return network.measure(request["address"], request["port"], request["duration"])
 
     def do_start(self, request: Message) -> Message:
         """Ranks that run a command on the configuration that came with the request."""

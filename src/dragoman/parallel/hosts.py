@@ -66,6 +66,7 @@ class Host:
     facts: Message = field(default_factory=dict)
     interface: str = ""
     address: str = ""
+    port: int = 0  # at which it listens while hosts meet
     ended: Message | None = None
 
     def connect(self, command: list[str], inbox: queue.Queue[tuple[Host, Message]]) -> None:
@@ -241,6 +242,7 @@ class Fleet:
 
     def choose_address(self, host: Host, listening_at: Message) -> None:
         addresses = self.own_addresses(host)
+        host.port = listening_at["port"]
         listener: dict[str, Any] = {"port": listening_at["port"], "token": listening_at["token"]}
         others = [other for other in self.hosts if other is not host]
         found = self.each(

@@ -13,7 +13,6 @@ Exactly the same agreed weights on every rank. Between two agreements each islan
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,7 +24,7 @@ from torch.futures import Future
 from dragoman.config.schema import Parallel
 from dragoman.parallel import wire
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.strategy import TIMED_EVERY, Strategy, Tensors
+from dragoman.parallel.strategy import Strategy, Tensors
 
 
 class Local(Strategy):
@@ -41,7 +40,6 @@ class Local(Strategy):
         delay = section.inner_steps // fragments if section.strategy == "streaming" else 0
         self.landed_at = [(sent + delay) % section.inner_steps for sent in self.sent_at]
         self.delay = delay
-        self.flown = self.waited = 0.0  # seconds since somebody asked
 
     def needs_islands(self) -> bool:
         return True
@@ -111,27 +109,17 @@ class Local(Strategy):
     def sum_over_islands(self, difference: Tensor, fragment: int) -> Tensor:
         """Between the first ranks of all islands, then to the others of each."""
         assert self.islands
-        start = time.perf_counter()
         if self.islands.leads:
             residual = self.residual(fragment, difference, len(self.islands.ranks))
             wire.sum_over(difference, self.islands.between, self.section.wire, residual)
         if self.islands.size > 1:
             dist.broadcast(difference, self.islands.ranks[self.islands.own][0], group=self.islands.within)
-        self.flown += time.perf_counter() - start
         return difference
-
-    def exchange_seconds(self, wrapped: nn.Module) -> tuple[float, float]:
-        """Between islands, a step on average: those of gradients inside an island are not counted. By the host's clock."""
-        spent = self.flown / TIMED_EVERY, self.waited / TIMED_EVERY
-        self.flown = self.waited = 0.0
-        return spent
 
     def land(self, fragment: int) -> None:
         """The outer step, and back into the weights of the island."""
         sent, future = self.flights.pop(fragment)
-        since = time.perf_counter()
         gradient = future.wait()
-        self.waited += time.perf_counter() - since
         start, end = self.bounds(fragment)
         weights, momentum, section = self.weights[start:end], self.momentum[start:end], self.section
         momentum.mul_(section.outer_momentum).add_(gradient)

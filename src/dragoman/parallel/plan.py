@@ -103,8 +103,10 @@ def exposed(setting: Setting, strategy: str, seconds: float) -> float:
         return seconds
     if strategy == "streaming":  # a fragment has the time until the next is sent
         return max(0.0, seconds - setting.compute_seconds)
-    if strategy in ("fsdp", "hybrid"):
-        return seconds if setting.gloo else max(0.0, seconds - setting.compute_seconds)
+    if strategy in ("fsdp", "hybrid") and setting.gloo:
+        return seconds
+    if strategy == "fsdp":  # gathers run beside the forward pass too
+        return max(0.0, seconds - setting.compute_seconds)
     last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
     window = setting.backward_share * setting.compute_seconds * (1 - 1 / buckets(setting))
     return max(last, seconds - window)

@@ -24,8 +24,6 @@ from dragoman.parallel.mesh import Mesh
 
 Tensors = dict[str, Tensor]
 
-TIMED_EVERY = 5  # steps: DDP's own clocks wait for the step before
-
 
 class Strategy:
     """Gradients are averaged over all ranks at every step, in buckets, while the backward pass still runs."""
@@ -65,11 +63,7 @@ class Strategy:
         devices = [self.mesh.local_rank] if self.mesh.device.type == "cuda" else None
         constant = [name for name, _ in objective.named_buffers()]  # DDP would send them again at every step
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(objective, constant)  # type: ignore[no-untyped-call]
-        wrapped = DistributedDataParallel(
-            objective, device_ids=devices, gradient_as_bucket_view=True, process_group=group
-        )
-        wrapped._set_ddp_runtime_logging_sample_rate(TIMED_EVERY)  # type: ignore[no-untyped-call]
-        return wrapped
+        return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True, process_group=group)
 
     def settle(self, one_pass: Callable[[], None]) -> None:
         """DDP orders its buckets anew after the first backward pass. It is done before the first step, for nothing, so that a
@@ -85,16 +79,6 @@ class Strategy:
         if isinstance(inner, DistributedDataParallel) and not last:
             return inner.no_sync()
         return nullcontext()
-
-    def exchange_seconds(self, wrapped: nn.Module) -> tuple[float, float] | None:
-        """How long the last timed exchange of gradients took, and how much of that came after the end of the backward pass,
-        when nothing hid it any more; None where nothing was exchanged."""
-        inner = getattr(wrapped, "_orig_mod", wrapped)
-        if not isinstance(inner, DistributedDataParallel):
-            return None
-        found = inner._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        total, hidden = (found.get(f"backward_{key}_time") for key in ("comm", "compute_comm_overlap"))
-        return None if total is None or hidden is None else (total / 1e9, max(0, total - hidden) / 1e9)
 
     def hook(self, bucket: Any) -> Future[Tensor]:
         """Called by DDP for every bucket that is full, in the same order on every rank."""

@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 BLOCK = 1024  # numbers that share a scale
+gather_whole = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # as torch 2.13 calls it, and before
 NUMBER_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / BLOCK}
 
 
@@ -45,7 +48,7 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
     result = pack(total)
     mine[rank] += (total - unpack(result))[0]  # the second rounding is owed too, by the rank that did it
     everything = torch.empty_like(packed)
-    dist.all_gather_into_tensor(everything, result, group=group)
+    gather_whole(everything, result, group=group)
     buffer.copy_(unpack(everything).flatten()[: buffer.numel()])
 
 

@@ -41,7 +41,7 @@ class Answer:
     table: Table | None = None
     derivation: str = ""
     answered: bool = True
-    """False where this version gives no verdict at all."""
+    """False where the run does not say enough for a verdict."""
 
     @property
     def topic(self) -> str:

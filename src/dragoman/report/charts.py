@@ -12,44 +12,83 @@ from contextlib import suppress
 from functools import partial
 from html import escape
 from io import StringIO
+from itertools import cycle, product
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from dragoman.report import measures, units
-from dragoman.report.read import NotRecorded, RunRecord, number, text
+from dragoman.config import Config
+from dragoman.config.schedule import learning_rate
+from dragoman.report import learning_questions as learning
+from dragoman.report import machine, measures, units
+from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
+from dragoman.runs import Row
 
 STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
 INK = "#010203"  # stands for currentColor; a colour that nothing else uses
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#2563a8", "#c2611a", "#2f855a", "#7a52b3", "#8a929c"
-VARIABLES = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PURPLE: "--purple", GREY: "--grey"}
+BLUE, ORANGE, GREEN, PURPLE, GREY, RED = "#2563a8", "#c2611a", "#2f855a", "#7a52b3", "#8a929c", "#b3373c"
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY, RED)
+VARIABLES = dict(zip(COLOURS, ("--blue", "--orange", "--green", "--purple", "--grey", "--red"), strict=True))
 WIDTH, HEIGHT = 5.6, 3.1  # inches of 72 units: small, so that letters stay readable on a phone
+MOST_POINTS = 500  # of a curve: more than a figure has pixels for
+Drawing = Callable[[Figure, RunRecord], None]
 FEW = 12  # a curve of fewer points shows them; a single point would be no curve at all
 
 
 def draw_all(record: RunRecord) -> dict[str, str]:
     """Every figure that the record has numbers for."""
-    throughput = partial(curve, "train", "target_tokens_per_s", "target tokens/s", BLUE)
-    drawings: dict[str, tuple[Callable[[Figure, RunRecord], None], float, str]] = {
+    drawings: dict[str, tuple[Drawing, float, str]] = {
         "time_split": (time_bar, 1.75, "Where the wall-clock time went"),
+        "trend": (trend, HEIGHT, "Validation scores, and the line through the last third of them continued"),
+        "gap": (gap, HEIGHT, "Loss of validation text and of a slice of the training set, both without dropout"),
+        "gpus": (gpus, HEIGHT, "GPUs over time: utilisation, SM activity, power against its limit"),
+        "network": (network, HEIGHT, "Bytes sent per second by every host, with the capacity of the link"),
         "learning_rate": (rates, HEIGHT, "Learning rate: logged values on the curve of the formula"),
         "training_set": (training_set, 1.45, "Size of the training set by side"),
         "checkpoint_files": (checkpoint_files, 2.3, "Size of the files of the newest checkpoint"),
         "checkpoint_size": (checkpoint_parts, 1.75, "Checkpoint on disk against its prediction"),
         "step_time": (step_time, HEIGHT, "Step time over the run, and its distribution"),
-        "loss": (loss, HEIGHT, "Training and validation loss"),
-        "bleu": (partial(curve, "valid", "bleu", "sacreBLEU (0 to 100)", GREEN), HEIGHT, "Validation BLEU"),
-        "grad_norm": (partial(curve, "train", "grad_norm", "gradient norm", PURPLE), HEIGHT, "Gradient norm"),
-        "throughput": (throughput, HEIGHT, "Throughput in target tokens per second"),
+        "step_and_network": (step_and_network, HEIGHT, "Step time against exposed communication and bytes per second"),
+        "phases": (phases, HEIGHT, "Parts of a step over the run"),
+        "memory": (memory, HEIGHT, "Memory over the run"),
     }
+    for x, name in product(AXES, CURVES):
+        label, of_axis = CURVES[name]
+        drawings[f"{name}_by_{x}"] = (partial(of_axis, x), HEIGHT, f"{label}, against {AXES[x]}")
     figures = {}
     for name, (drawing, height, label) in drawings.items():
         with suppress(NotRecorded), matplotlib.rc_context(fname=STYLE):
             figure = Figure(figsize=(WIDTH, height), layout="constrained")
             drawing(figure, record)
             figures[name] = inline(figure, name, label)
+    return figures
+
+
+def draw_comparison(records: list[RunRecord], names: list[str]) -> dict[str, str]:
+    """The curves of several runs on top of each other: loss and BLEU against step and time, speed against step."""
+    wanted = [("valid", "loss", x) for x in ("step", "time")] + [("valid", "bleu", x) for x in ("step", "time")]
+    wanted += [("train", "loss", "step"), ("train", "target_tokens_per_s", "step")]
+    figures = {}
+    for kind, key, x in wanted:
+        with matplotlib.rc_context(fname=STYLE):
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = over_steps(
+                figure.add_subplot(), f"{'validation' if kind == 'valid' else 'training'} {key.replace('_', ' ')}"
+            )
+            if x == "time":
+                not_over_steps(axes, "wall clock (min)")
+            for record, name, colour in zip(records, names, cycle(COLOURS), strict=False):
+                rows = record.valid_rows if kind == "valid" else record.train_rows
+                with suppress(NotRecorded):
+                    at, values = placed(rows, key, x, record)
+                    factor = hours(record)[1] / 60 if x == "time" else 1.0
+                    axes.plot([place * factor for place in at], values, color=colour, label=name)
+            if axes.lines:
+                axes.legend()
+                figures[f"{kind}_{key}_{x}"] = inline(figure, f"{kind}_{key}_{x}", f"{kind} {key} against {x}")
     return figures
 
 
@@ -79,27 +118,206 @@ def over_steps(axes: Axes, unit: str, ticks: int = 6) -> Axes:
     return axes
 
 
-def curve(kind: str, key: str, unit: str, colour: str, figure: Figure, record: RunRecord) -> None:
-    steps, values = measures.series(record.train_rows if kind == "train" else record.valid_rows, key)
+def hours(record: RunRecord) -> tuple[float, float, str]:
+    """When the run began, and how its times are counted."""
+    begin = min((row["time"] for row in (*record.events, *record.train_rows) if "time" in row), default=None)
+    if begin is None:
+        raise NotRecorded("no row has a time")
+    long = measures.end_time(record) - begin
+    return (begin, *next((pair for pair in ((3600.0, "h"), (60.0, "min")) if long >= 2 * pair[0]), (1.0, "s")))
+
+
+def placed(rows: list[Row], key: str, x: str, record: RunRecord) -> tuple[list[float], list[float]]:
+    """Places and values of the rows that have both, thinned to what a figure can show."""
+    tokens = {row["step"]: number(row, "target_tokens") for row in record.train_rows}
+    begin, unit, _ = hours(record) if x == "time" else (0.0, 1.0, "")
+    where: dict[str, Callable[[Row], float | None]] = {
+        "step": lambda row: row["step"],
+        "tokens": lambda row: None if (many := tokens.get(row["step"])) is None else many / 1e6,
+        "time": lambda row: None if (time := number(row, "time")) is None else (time - begin) / unit,
+    }
+    found = [
+        (at, value) for row in rows if (value := number(row, key)) is not None and (at := where[x](row)) is not None
+    ]
+    found = found[:: 1 + len(found) // MOST_POINTS] + found[-1:] if len(found) > MOST_POINTS else found
+    return [at for at, _ in found], [value for _, value in found]
+
+
+def over(x: str, figure: Figure, record: RunRecord, unit: str) -> Axes:
+    axes = over_steps(figure.add_subplot(), unit)
+    return (
+        axes
+        if x == "step"
+        else not_over_steps(axes, "target tokens (million)" if x == "tokens" else f"wall clock ({hours(record)[2]})")
+    )
+
+
+def not_over_steps(axes: Axes, label: str) -> Axes:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter("{x:,.4g}")
+    return axes
+
+
+def curve(kind: str, key: str, unit: str, colour: str, x: str, figure: Figure, record: RunRecord) -> None:
+    at, values = placed(record.train_rows if kind == "train" else record.valid_rows, key, x, record)
     if not values:
         raise NotRecorded(f"no {kind} row has {key}")
-    axes = over_steps(figure.add_subplot(), unit)
-    axes.plot(steps, values, color=colour, marker="o" if len(values) < FEW else "", markersize=4)
+    axes = over(x, figure, record, unit)
+    axes.plot(at, values, color=colour, marker="o" if len(values) < FEW else "", markersize=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     if kind == "train":
         axes.set_ylim(bottom=0)
 
 
-def loss(figure: Figure, record: RunRecord) -> None:
-    train, valid = measures.series(record.train_rows, "loss"), measures.series(record.valid_rows, "loss")
+def loss(x: str, figure: Figure, record: RunRecord) -> None:
+    train, valid = (placed(rows, "loss", x, record) for rows in (record.train_rows, record.valid_rows))
     if not train[0] and not valid[0]:
         raise NotRecorded("no row has a loss")
-    axes = over_steps(figure.add_subplot(), "loss (nats per target token)")
+    axes = over(x, figure, record, "loss (nats per target token)")
     axes.plot(*train, color=BLUE, label="training, with dropout")
     axes.plot(*valid, color=ORANGE, marker="o", markersize=4.5, linestyle="--", label="validation")
+    known = placed(record.valid_rows, "train_slice_loss", x, record)
+    if known[0]:
+        axes.plot(*known, color=GREEN, linestyle="-.", label="training slice, without dropout")
     floor = number(record.environment, "model", "loss_floor")
     if floor is not None:
         axes.axhline(floor, color=GREY, linestyle=":", label=f"floor of label smoothing, {floor:.2f}")
+    axes.legend()
+
+
+AXES = {"step": "step", "tokens": "target tokens", "time": "wall-clock time"}
+CURVES: dict[str, tuple[str, Callable[[str, Figure, RunRecord], None]]] = {
+    "loss": ("Loss", loss),
+    "bleu": ("Validation BLEU", partial(curve, "valid", "bleu", "sacreBLEU (0 to 100)", GREEN)),
+    "rate": ("Learning rate", partial(curve, "train", "learning_rate", "learning rate", BLUE)),
+    "grad_norm": ("Gradient norm", partial(curve, "train", "grad_norm", "gradient norm", PURPLE)),
+    "throughput": ("Throughput", partial(curve, "train", "target_tokens_per_s", "target tokens/s", BLUE)),
+}
+
+
+def trend(figure: Figure, record: RunRecord) -> None:
+    """The last third of the validations, and the line that question 2 continues by 10 %."""
+    key = "bleu" if learning.trend(record, "bleu") else "loss"
+    found, (steps, values) = learning.trend(record, key), measures.series(record.valid_rows, key)
+    if not found:
+        raise NotRecorded("too few validations")
+    axes = over_steps(figure.add_subplot(), "sacreBLEU (0 to 100)" if key == "bleu" else "validation loss (nats)")
+    axes.plot(steps, values, color=GREEN, marker="o", markersize=4, label="validation")
+    ends = [steps[-found.points], round(steps[-1] * learning.FURTHER)]
+    axes.plot(
+        ends, [found.at(step) for step in ends], color=ORANGE, linestyle="--", label="trend, continued by 10 % of steps"
+    )
+    axes.legend()
+
+
+def gap(figure: Figure, record: RunRecord) -> None:
+    valid, known = (measures.series(record.valid_rows, key) for key in ("loss", "train_slice_loss"))
+    if not valid[0]:
+        raise NotRecorded("no validation")
+    axes = over_steps(figure.add_subplot(), "loss without dropout (nats)")
+    axes.plot(*valid, color=ORANGE, marker="o", markersize=4, label="validation")
+    if known[0]:
+        axes.plot(*known, color=GREEN, marker="o", markersize=4, linestyle="-.", label="slice of the training set")
+        if valid[0] == known[0]:
+            axes.fill_between(valid[0], valid[1], known[1], color=GREY, alpha=0.25, label="generalisation gap")
+    axes.legend()
+
+
+def gpus(figure: Figure, record: RunRecord) -> None:
+    """Means over all cards the run used, so that sixteen of them are still a figure."""
+    cards = list(machine.gpus(record, training=False).values())
+    begin, unit, name = hours(record)
+    if not cards:
+        raise NotRecorded("no GPU was sampled")
+    axes = figure.add_subplot()
+    curves = {
+        "utilization_percent": ("utilisation", GREY),
+        "sm_percent": ("SM activity", BLUE),
+        "power": ("power, of its limit", ORANGE),
+    }
+    for key, (label, colour) in curves.items():
+        points: dict[float, list[float]] = {}
+        for rows in cards:
+            for row in rows[:: 1 + len(rows) // MOST_POINTS]:
+                watts, limit = number(row, "power_watts"), number(row, "power_limit_watts")
+                value = 100 * watts / limit if key == "power" and watts is not None and limit else number(row, key)
+                if value is not None:
+                    points.setdefault((row["time"] - begin) / unit, []).append(value)
+        if points:
+            at = sorted(points)
+            axes.plot(at, [sum(points[x]) / len(points[x]) for x in at], color=colour, linewidth=1.1, label=label)
+    axes.set(xlabel=f"wall clock ({name})", ylabel="%", ylim=(0, 105))
+    figure.legend(loc="outside upper left", ncols=3, fontsize=9)
+
+
+def network(figure: Figure, record: RunRecord) -> None:
+    begin, unit, name = hours(record)
+    axes, colours = figure.add_subplot(), cycle((BLUE, ORANGE, GREEN, PURPLE))
+    for host, colour in zip(record.hosts, colours, strict=False):
+        rates = machine.nic_rates(record, host)
+        rates = rates[:: 1 + len(rates) // MOST_POINTS]
+        if rates:
+            at, sent = [(time - begin) / unit for time, _ in rates], [rate / 1e6 for _, rate in rates]
+            axes.plot(at, sent, color=colour, linewidth=1.1, label=f"{text(host, 'host')}, sent")
+    if not axes.lines or len(record.hosts) < 2:
+        raise NotRecorded("nothing was sampled, or there is one host")
+    links = {speed for host in record.hosts if (speed := machine.link_mbit(record, host))}
+    for speed in links:
+        axes.axhline(
+            speed / 8, color=GREY, linestyle=":", label=f"link, {units.link_speed(speed)} = {speed / 8:,.4g} MB/s"
+        )
+    axes.set(xlabel=f"wall clock ({name})", ylabel="MB/s (10⁶ bytes)")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper left", ncols=3, fontsize=9)
+
+
+def step_and_network(figure: Figure, record: RunRecord) -> None:
+    found = machine.windows(record)
+    found = found[:: 1 + len(found) // MOST_POINTS]
+    if len(record.hosts) < 2 or not found:
+        raise NotRecorded("one host, or no spans")
+    left, right = figure.subplots(1, 2, sharey=True)
+    seconds = [window.seconds for window in found]
+    rank = record.hosts[0]["ranks"][0]
+    sent = [machine.column(record.spans[window.step], "sent_bytes", rank) or 0.0 for window in found]
+    left.plot([min(window.ranks["exposed"]) for window in found], seconds, ".", color=BLUE)
+    right.plot(
+        [many / w.steps / w.seconds / 1e6 for many, w in zip(sent, found, strict=True)], seconds, ".", color=ORANGE
+    )
+    left.set(xlabel="exposed communication (s a step)", ylabel="step time (s)")
+    right.set(xlabel="sent (MB/s)")
+    left.set_ylim(bottom=0)
+
+
+def phases(figure: Figure, record: RunRecord) -> None:
+    found = machine.windows(record)
+    found = found[:: 1 + len(found) // MOST_POINTS]
+    if not found:
+        raise NotRecorded("no spans")
+    names = {"forward": "forward", "backward": "backward", "exposed": "exposed communication", "optimizer": "optimizer"}
+    names |= {"idle": "waiting for data or host", "other": "copies, books"}
+    axes = over_steps(figure.add_subplot(), "seconds a step, mean of ranks")
+    parts = [[window.mean(name) for window in found] for name in names]
+    steps = [window.step for window in found]
+    axes.stackplot(
+        steps, parts, colors=(BLUE, PURPLE, ORANGE, GREEN, RED, GREY), labels=list(names.values()), alpha=0.85
+    )
+    figure.legend(loc="outside upper left", ncols=3, fontsize=9)
+
+
+def memory(figure: Figure, record: RunRecord) -> None:
+    rows = [row for _, row in sorted(record.spans.items()) if machine.numbers(row, "memory_bytes")]
+    rows = rows[:: 1 + len(rows) // MOST_POINTS]
+    if not rows:
+        raise NotRecorded("no spans")
+    axes = over_steps(figure.add_subplot(), "GB (10⁹ bytes)")
+    most = [max(machine.numbers(row, "memory_bytes")) / 1e9 for row in rows]
+    axes.plot([row["step"] for row in rows], most, color=PURPLE, label="the fullest rank")
+    sizes = [size for host in record.hosts for gpu in sections(host, "gpus") if (size := number(gpu, "memory_bytes"))]
+    if sizes:
+        axes.axhline(min(sizes) / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(min(sizes))}")
+    axes.set_ylim(bottom=0)
     axes.legend()
 
 
@@ -116,6 +334,19 @@ def rates(figure: Figure, record: RunRecord) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: units.rate(value))
     axes.legend()
+
+
+def draw_rate(config: Config, path: Path) -> None:
+    """The curve of a schedule alone, before any run."""
+    rate, last = learning_rate(config), config.train.max_steps
+    grid = sorted({round(part * last / 1000) for part in range(1001)} | {config.schedule.warmup_steps - 1})
+    with matplotlib.rc_context(fname=STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = over_steps(figure.add_subplot(), "learning rate")
+        axes.plot([step for step in grid if step >= 0], [rate(step) for step in grid if step >= 0], color=BLUE)
+        axes.set_xlabel("step (counted from 0)")
+        axes.set_ylim(bottom=0)
+        figure.savefig(path, dpi=144)
 
 
 def step_time(figure: Figure, record: RunRecord) -> None:

@@ -109,6 +109,11 @@ class StepSpan(NamedTuple):
     data_seconds: float | None
 
 
+def timed_rows(record: RunRecord) -> list[Row]:
+    """Train rows that say how long a step took; as many as `step_spans`."""
+    return [row for row in record.train_rows if number(row, "step_seconds") is not None]
+
+
 def step_spans(record: RunRecord) -> list[StepSpan]:
     """A row after a resume covers the steps since the resume, not since the row before the crash."""
     resumed = [int(number(row, "step") or 0) for row in starts(record)[1:]]
@@ -174,7 +179,13 @@ class RateCheck:
 
 def newest_checkpoint(record: RunRecord) -> Checkpoint:
     if not record.checkpoints:
-        raise NotRecorded("there is no whole checkpoint in checkpoints/ yet")
+        written = [row for row in record.events if row.get("event") == "checkpoint"]
+        elsewhere = (
+            f"; {len(written)} were written, the last at step {written[-1]['step']:,}, and are elsewhere"
+            if written
+            else " yet"
+        )
+        raise NotRecorded(f"there is no whole checkpoint in checkpoints/{elsewhere}")
     return record.checkpoints[-1]
 
 

@@ -5,16 +5,18 @@ Nothing here computes; numbers are derived in measures.py and put into words in 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from dragoman.config import Config, load_config
 from dragoman.errors import ConfigError, RunError
-from dragoman.runs import MANIFEST, Row, checkpoint_folders, open_run, read_json, read_rows, step_of
+from dragoman.runs import MANIFEST, Row, RunFolder, checkpoint_folders, open_run, read_json, read_rows, step_of
 
 ROLES = {
     "model.safetensors": "weights, fp32",
@@ -25,6 +27,7 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
+MOST_SAMPLES = 6_000
 LABELLED = re.compile(r"(source|reference|translation)(?:\s*:|\s{2}|\t|$)\s*(.*)", re.IGNORECASE)
 
 
@@ -32,34 +35,89 @@ class NotRecorded(Exception):
     """The run folder does not say what is asked; the message is the reason."""
 
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def once(function: Callable[Concatenate[RunRecord, Given], Result]) -> Callable[Concatenate[RunRecord, Given], Result]:
+    """Of a long run many answers need the same sums: each is made once a record."""
+
+    @wraps(function)
+    def remembered(record: RunRecord, /, *args: Given.args, **options: Given.kwargs) -> Result:
+        key = (function.__qualname__, args, tuple(options.items()))
+        if key not in record.derived:
+            record.derived[key] = function(record, *args, **options)
+        result: Result = record.derived[key]
+        return result
+
+    return remembered
+
+
 def load_run(path: str | Path) -> RunRecord:
     """All that is written down about a run, finished or not."""
-    return RunRecord(path)
+    record = RunRecord(open_run(path))
+    record.fill()
+    return record
 
 
 class RunRecord:
-    """The content of a run folder, with an empty value for everything that `missing` names."""
+    """What is known of a run, with an empty value for everything that is not: from a run folder by `fill`, or from the logs
+    of another system."""
 
-    def __init__(self, path: str | Path):
-        self.folder = open_run(path)
+    def __init__(self, folder: RunFolder, origin: str = ""):
+        self.folder, self.origin = folder, origin
+        """Empty for a run folder of our own; else what was imported."""
         self.missing: dict[str, str] = {}
         """File -> why it could not be read."""
-        self.config: Config | None = self.read(self.folder.config, load_config, None)
-        self.environment: Row = self.read(self.folder.environment, read_json, {})
-        self.data: Row = self.read(self.folder.data, read_json, {})
-        metrics = self.read(self.folder.metrics, read_rows, [])
+        self.config: Config | None = None
+        self.environment: Row = {}
+        self.data: Row = {}
+        self.train_rows: list[Row] = []
+        self.valid_rows: list[Row] = []
+        self.spans: dict[int, Row] = {}
+        """Step -> seconds by rank."""
+        self.events: list[Row] = []
+        self.scores: list[Row] = []
+        self.probes: dict[int, list[Sample]] = {}
+        self.checkpoints: list[Checkpoint] = []
+        self.telemetry: dict[str, list[Row]] = {}
+        self.stated: Row = {}
+        """What a person said about the run, to be checked."""
+        self.derived: dict[Any, Any] = {}
+        """What `once` remembers."""
+
+    def fill(self) -> None:
+        folder = self.folder
+        self.config = self.read(folder.config, load_config, None)
+        self.environment = self.read(folder.environment, read_json, {})
+        self.data = self.read(folder.data, read_json, {})
+        metrics = self.read(folder.metrics, read_rows, [])
         self.train_rows, self.valid_rows = by_step(metrics, "train"), by_step(metrics, "valid")
-        self.last_row: Row = self.train_rows[-1] if self.train_rows else {}
-        events: list[Row] = self.read(self.folder.events, read_rows, [])
+        spans: list[Row] = self.read(folder.spans, read_rows, [])
+        self.spans = {int(number(row, "step") or 0): row for row in spans}
+        events: list[Row] = self.read(folder.events, read_rows, [])
         self.events = [row for row in events if number(row, "time") is not None]
-        self.scores = [row for row in self.read(self.folder.scores, read_json, []) if isinstance(row, dict)]
-        self.probes = read_probes(self.folder.translations)
-        self.checkpoints = []
-        for folder in checkpoint_folders(self.folder):
+        if folder.scores.is_file():  # no evaluation yet is nothing to tell
+            self.scores = [row for row in self.read(folder.scores, read_json, []) if isinstance(row, dict)]
+        self.probes = read_probes(folder.translations)
+        for path in checkpoint_folders(folder):
             with suppress(OSError):  # the run deletes it while we look
-                self.checkpoints.append(Checkpoint(folder, self.read(folder / MANIFEST, read_json, {})))
-        samples = sorted(self.folder.telemetry.glob("*.jsonl"))
-        self.telemetry: dict[str, list[Row]] = {file.stem: self.read(file, read_rows, []) for file in samples}
+                self.checkpoints.append(Checkpoint(path, self.read(path / MANIFEST, read_json, {})))
+        for file in sorted(folder.telemetry.glob("*.jsonl")):
+            self.telemetry[file.stem] = self.aligned(file.stem, self.read(file, read_samples, []))
+
+    @property
+    def last_row(self) -> Row:
+        return self.train_rows[-1] if self.train_rows else {}
+
+    @property
+    def hosts(self) -> list[Row]:
+        return sections(self.environment, "hosts")
+
+    def aligned(self, host: str, rows: list[Row]) -> list[Row]:
+        """Samples by the clock of the main rank's host."""
+        ahead = next((number(row, "clock_offset_seconds") for row in self.hosts if row.get("host") == host), None)
+        return [row | {"time": row["time"] - (ahead or 0.0)} for row in rows if number(row, "time") is not None]
 
     def read(self, file: Path, reader: Callable[[Path], Any], empty: Any) -> Any:
         """What the reader makes of a file, or else `empty` and a line in `missing`."""
@@ -75,7 +133,19 @@ class RunRecord:
 
     def lacks(self, file: str, what: str) -> NotRecorded:
         """The reason that a question has no answer: the file could not be read, or else what it lacks."""
+        if self.origin:
+            return NotRecorded(f"{self.origin} does not tell")
         return NotRecorded(self.missing.get(file, f"{file} {what}"))
+
+
+def read_samples(path: Path) -> list[Row]:
+    """Telemetry of days is thinned while it is read: counters are totals, so nothing is lost between two samples."""
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for line in lines[:: 1 + len(lines) // MOST_SAMPLES]:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def by_step(rows: list[Row], kind: str) -> list[Row]:

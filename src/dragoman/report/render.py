@@ -4,6 +4,7 @@ here, how it looks is up to the two templates."""
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, sel
 
 from dragoman.report import units
 from dragoman.report.answer import Evidence, Table
-from dragoman.report.charts import draw_all
+from dragoman.report.charts import AXES, CURVES, draw_all
+from dragoman.report.findings import findings
+from dragoman.report.machine_questions import links
 from dragoman.report.measures import last_step
-from dragoman.report.questions import answers, links
-from dragoman.report.read import RunRecord, number, section, sections, text
+from dragoman.report.questions import answers
+from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
 
 Figures = dict[str, str]
@@ -22,13 +25,27 @@ Figures = dict[str, str]
 
 def render_html(record: RunRecord, figures: Figures | None = None) -> str:
     """Figures that are drawn already may be handed in."""
-    return template("report.html.j2").render(page(record), figures=figures or draw_all(record))
+    return template("report.html.j2").render(page(record), **drawn(record, figures))
 
 
 def render_markdown(record: RunRecord, figures: Figures | None = None) -> str:
     """The figures are files of their own here, in a folder beside it."""
-    shown = {"figures": figures or draw_all(record), "folder": record.folder.figures.name}
+    shown = drawn(record, figures) | {"folder": record.folder.figures.name}
     return template("report.md.j2").render(page(record), **shown) + "\n"
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """The same for programs: verdicts, evidence and findings, in the words of the page."""
+    shown = page(record)
+    facts = {key: shown[key] for key in ("name", "summary", "status", "scores")}
+    given = [{"question": answer.question, **asdict(answer)} for answer in shown["answers"]]
+    return facts | {"answers": given, "findings": [finding._asdict() for finding in shown["findings"]]}
+
+
+def drawn(record: RunRecord, figures: Figures | None) -> dict[str, Any]:
+    figures = figures or draw_all(record)
+    used = {answer.figure for answer in page(record)["answers"]}
+    return {"figures": figures, "axes": AXES, "curves": curves(figures, used)}
 
 
 def template(name: str) -> Template:
@@ -44,19 +61,30 @@ def plain(words: str) -> str:
     return " ".join(escaped.split())
 
 
+@once
 def page(record: RunRecord) -> dict[str, Any]:
     """What both templates show."""
+    given, found = answers(record), findings(record)
     return {
         "name": record.folder.path.resolve().name,
         "summary": summary(record),
         "status": f"Step {units.count(last_step(record))}: {why_it_stopped(record)}",
         "scores": final_scores(record),
-        "answers": answers(record),
+        "answers": given,
+        "findings": found,
+        "serious": [finding.title for finding in found if finding.severity == "serious"],
         "probes": probes(record),
         "validation": validation(record),
         "machine": machine(record),
-        "gaps": [reason for file, reason in record.missing.items() if file != record.folder.scores.name],
+        "gaps": list(record.missing.values()),
     }
+
+
+def curves(figures: Figures, used: set[str]) -> list[tuple[str, str, str]]:
+    """Figures that no answer shows: name, title, and the axis it is drawn against where there is a choice."""
+    shown = [(f"{name}_by_{x}", title, x) for name, (title, _) in CURVES.items() for x in AXES]
+    shown += [("phases", "Parts of a step", ""), ("memory", "Memory", "")]
+    return [(name, title, x) for name, title, x in shown if name in figures and name not in used]
 
 
 def summary(record: RunRecord) -> str:

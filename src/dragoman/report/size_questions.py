@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence, Table
+from dragoman.report.contradictions import size_of
 from dragoman.report.measures import newest_checkpoint, predicted_bytes
 from dragoman.report.read import ROLES, Checkpoint, RunRecord, number, section, text
 from dragoman.runs import Row
@@ -66,6 +67,10 @@ def checkpoint_files(record: RunRecord) -> Answer:
 def checkpoint_bytes(record: RunRecord) -> Answer:
     """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; 16
     bytes are counters. The headers are read from the safetensors files."""
+    logged = [held for row in record.events if row.get("event") == "checkpoint" and (held := number(row, "bytes"))]
+    held = size_of(record.stated.get("checkpoint")) or (logged[-1] if logged and not record.checkpoints else None)
+    if held:
+        return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)
     verdict, compared = against_prediction(newest, predicted_bytes(record))
     vocabulary = newest.files.get("vocabulary.model", 0)
@@ -81,6 +86,17 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
         (f"All {units.plural(len(record.checkpoints), 'checkpoint')} on disk", everything),
     ]
     return Answer(9, verdict, evidence, "checkpoint_size")
+
+
+def bytes_alone(held: float, parameters: float | None) -> Answer:
+    """Of a checkpoint that is not here, but its size was written down: explained by bytes a parameter."""
+    moments = "fp32 weights and Adam's two moments"
+    kinds = {4: "weights alone", 12: moments, 14: f"{moments}, and half-precision copies"}
+    each = held / parameters if parameters else 0.0
+    fits = [f", {count} bytes a parameter: {words}" for count, words in kinds.items() if abs(each - count) < 0.35]
+    expected = units.size(parameters and 12 * parameters + 16)
+    evidence = [("Parameters", units.count(parameters)), ("Prediction: 12 bytes a parameter + 16", expected)]
+    return Answer(9, f"{units.size(held)}{''.join(fits)}.", evidence)
 
 
 def against_prediction(checkpoint: Checkpoint, predicted: int | None) -> tuple[str, Evidence]:

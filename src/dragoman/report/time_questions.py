@@ -6,7 +6,7 @@ from dragoman.config import Config
 from dragoman.config.schedule import formula
 from dragoman.report import units
 from dragoman.report.answer import Answer
-from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, stop_reason
+from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
 from dragoman.report.read import RunRecord, number
 
 
@@ -53,6 +53,12 @@ def duration(record: RunRecord) -> Answer:
 def learning_rates(record: RunRecord) -> Answer:
     """The formula is evaluated from run.toml for every row of metrics.jsonl. The row of step s was written after update
     number s, whose rate is lr(s-1). A relative deviation above 1e-5 counts as wrong."""
+    if record.config and record.origin and not series(record.train_rows, "learning_rate")[0]:
+        words = formula(record.config)
+        return Answer(
+            6,
+            f"No rate is recorded; by its configuration, {words}: from the step alone, neither from BLEU nor from a plateau.",
+        )
     check = RateCheck(record)
     how_much = units.percent(check.deviation) if check.deviation >= 0.001 else f"{check.deviation:.1e}"
     worst = f"{how_much} of the rate by the formula, at step {check.steps[check.worst]:,}"

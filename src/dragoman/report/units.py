@@ -90,6 +90,18 @@ def link_speed(mbit: float | None) -> str:
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
 
 
+def bit_rate(bytes_per_s: float | None) -> str:
+    """'200 MB/s = 1.6 Gbit/s': both, with their names."""
+    if bytes_per_s is None:
+        return NOT_RECORDED
+    scale, unit = next(((s, u) for s, u in ((1e9, "Gbit/s"), (1e6, "Mbit/s")) if bytes_per_s * 8 >= s), (1e3, "kbit/s"))
+    return f"{decimal_size(bytes_per_s)}/s = {significant(bytes_per_s * 8 / scale)} {unit}"
+
+
+def watts(value: float | None) -> str:
+    return NOT_RECORDED if value is None else f"{value:.0f} W"
+
+
 def moment(time: float) -> str:
     """'2026-11-15 09:30:00 UTC'."""
     try:

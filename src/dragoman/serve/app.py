@@ -1,95 +1,438 @@
 """The HTTP interface: what may be asked, and what is answered. Needs the extra `serve`; entered through server.py.
 
-    POST /translate {"texts": [...], "beam": 4}  ->  {"translations": [...]}
-    GET  /health    GET /
+    POST /v1/translate {"texts": [...]}     ->  {"translations": [...]}      POST /v1/stream {"text": "..."}  ->  a JSON line a sentence
+    POST /translate, GET /languages             as LibreTranslate, for its clients
+    GET  /v1/models  /health  /ready  /metrics  /openapi.json  /             (the page for people)
 
-Every error is answered with {"detail": "one line"}: 413 for too much, 422 for what cannot be understood.
-The types of requests live at the top of the module: FastAPI resolves annotations there, not inside functions.
+Every error is answered with {"detail": "one line"}, to clients of LibreTranslate with {"error": "one line"}. The types of
+requests live at the top of the module: FastAPI resolves annotations there, not inside functions.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
 
+import sentencex
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dragoman.serve.batcher import Batcher, Busy, Job, Wish
+from dragoman.serve.limits import Keys, Limits, Rate
+from dragoman.translate.request import Request as SearchRequest
+from dragoman.translate.translator import Translation
+
 WORDS = 300  # characters of an explanation
-
-
-class Translates(Protocol):
-    """What `create_app` needs of a translator."""
-
-    def translate(self, texts: list[str], *, beam: int | None = None) -> list[str]: ...
+LOOK_SECONDS = 0.5  # between two looks whether the client is still there
+LIBRE = ("/translate", "/languages")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one request may ask for."""
+class Served:
+    """A model behind the door."""
 
-    texts: int = 256
-    characters_per_text: int = 10_000
-    beam: int = 16
-    body_bytes: int = 32 * 2**20  # texts x characters in UTF-8 with room to spare
+    name: str
+    source: str
+    target: str
+    batcher: Batcher
+    request_for: Callable[..., SearchRequest]  # of the search, from what is not None
 
 
-class TranslateRequest(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class TranslateRequest(Strict):
     texts: list[str]
+    source: str | None = Field(default=None, description="language code; needed when several models serve")
+    target: str | None = None
+    model: str | None = Field(default=None, description="name of a model, instead of languages")
     beam: int | None = Field(default=None, ge=1)
+    alternatives: int = Field(default=0, ge=0, description="other translations of every text")
+    alignment: bool = False
+
+
+class Detail(BaseModel):
+    text: str
+    score: float | None
+    alignment: list[tuple[int, int]]
 
 
 class TranslateResponse(BaseModel):
     translations: list[str]
+    details: list[list[Detail]] | None = Field(
+        default=None, description="all translations, when more than one or alignment was asked for"
+    )
+    model: str
 
 
-def create_app(translator: Translates, *, name: str, limits: Limits) -> FastAPI:
-    app = FastAPI(title=f"dragoman: {name}", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+class StreamRequest(Strict):
+    text: str
+    source: str | None = None
+    target: str | None = None
+    model: str | None = None
+    beam: int | None = Field(default=None, ge=1)
+
+
+class LibreRequest(BaseModel):
+    q: str | list[str]
+    source: str = "auto"
+    target: str
+    format: str = "text"
+    alternatives: int = Field(default=0, ge=0)
+    api_key: str | None = None
+
+
+class Problem(BaseModel):
+    detail: str
+
+
+class LibreProblem(BaseModel):
+    error: str
+
+
+WRONG: dict[int | str, dict[str, Any]] = {
+    code: {"model": Problem, "description": words}
+    for code, words in (
+        (400, "not JSON"),
+        (401, "an API key is needed"),
+        (404, "no such model or pair of languages"),
+        (413, "too much in one request"),
+        (422, "not understood"),
+        (429, "too many requests, or too many waiting; see Retry-After"),
+        (500, "the translation failed"),
+        (503, "shutting down"),
+    )
+}
+LIBRE_WRONG: dict[int | str, dict[str, Any]] = {code: entry | {"model": LibreProblem} for code, entry in WRONG.items()}
+
+
+class Doors:
+    """What all routes share."""
+
+    def __init__(self, served: list[Served], limits: Limits, keys: Keys):
+        self.served, self.limits, self.keys = served, limits, keys
+        self.rate = Rate(limits.requests_per_minute)
+        self.ready = True
+
+    def enter(self, request: Request, key: str | None = None) -> None:
+        """Keys first, then the rate of whoever asks."""
+        header = request.headers.get("authorization", "")
+        given = key or request.headers.get("x-api-key") or (header[7:] if header[:7].lower() == "bearer " else None)
+        if not self.keys.accept(given):
+            raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        caller = (given if self.keys.keys else None) or (request.client.host if request.client else "")
+        if wait := self.rate.wait(caller):
+            most = self.limits.requests_per_minute
+            raise HTTPException(429, f"more than {most} requests a minute; try again in {wait:.0f} s", later(wait))
+
+    def find(self, model: str | None, source: str | None, target: str | None) -> Served:
+        """The one model that is meant; an error names what there is."""
+        if source in ("auto", ""):
+            source = None
+        fitting = [
+            each
+            for each in self.served
+            if model in (None, each.name) and source in (None, each.source) and target in (None, each.target)
+        ]
+        if not fitting or (len(fitting) > 1 and not (source or target or model)):
+            there = ", ".join(f"{each.name} ({each.source} to {each.target})" for each in self.served)
+            raise HTTPException(404, f"no model for that; there are: {there}. Name source and target, or model")
+        return fitting[0]
+
+    def check(self, texts: list[str], beam: int | None, alternatives: int) -> None:
+        limits = self.limits
+        if len(texts) > limits.texts:
+            raise HTTPException(413, f"texts: {len(texts):,} of them; at most {limits.texts:,}. Send several requests")
+        for index, text in enumerate(texts):
+            if len(text) > limits.characters_per_text:
+                most = limits.characters_per_text
+                raise HTTPException(413, f"texts.{index}: {len(text):,} characters; at most {most:,}. Split the text")
+            refuse_surrogates(text, f"texts.{index}")
+        if (total := sum(map(len, texts))) > limits.characters:
+            raise HTTPException(
+                413, f"texts: {total:,} characters in all; at most {limits.characters:,}. Send several requests"
+            )
+        if beam is not None and beam > limits.beam:
+            raise HTTPException(422, f"beam: {beam}; at most {limits.beam}")
+        if alternatives > limits.alternatives:
+            raise HTTPException(422, f"alternatives: {alternatives}; at most {limits.alternatives}")
+
+    def begin(
+        self, served: Served, texts: list[str], beam: int | None, alternatives: int, alignment: bool = False
+    ) -> tuple[Job, list[Future[list[Translation]]]]:
+        self.check(texts, beam, alternatives)
+        wanted = served.request_for(beam=beam)
+        if alternatives:
+            wanted = served.request_for(beam=max(wanted.beam, alternatives + 1), n_best=alternatives + 1)
+        return self.submit(served, texts, Wish(wanted, alignment))
+
+    def submit(self, served: Served, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
+        try:
+            return served.batcher.submit(texts, wish)
+        except Busy as busy:
+            if not self.ready:
+                raise HTTPException(503, "the server is shutting down") from None
+            words = f"too many requests are waiting; try again in {busy.seconds:.0f} s"
+            raise HTTPException(429, words, later(busy.seconds)) from None
+
+    async def finish(
+        self, request: Request, job: Job, futures: list[Future[list[Translation]]]
+    ) -> list[list[Translation]]:
+        """All translations; nothing more is done for a client that has left."""
+        waiting = asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        try:
+            while not (await asyncio.wait([waiting], timeout=LOOK_SECONDS))[0]:
+                if await request.is_disconnected():
+                    job.cancel()
+            return [distinct(found) for found in await waiting]
+        except asyncio.CancelledError:
+            job.cancel()
+            raise HTTPException(499, "the client left") from None
+
+
+def distinct(found: list[Translation]) -> list[Translation]:
+    """The same text may be found twice, cut into other subwords."""
+    return list({each.text: each for each in reversed(found)}.values())[::-1]
+
+
+def refuse_surrogates(text: str, where: str) -> None:
+    """JSON can spell them, UTF-8 cannot."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise HTTPException(422, f"{where}: half of a surrogate pair is not text")
+
+
+def later(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds)))}
+
+
+def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None) -> FastAPI:
+    doors = Doors(served, limits, keys or Keys(None))
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        doors.ready = False
+        await asyncio.gather(*(asyncio.to_thread(each.batcher.close, 30.0) for each in served))
+
+    app = FastAPI(
+        title="dragoman", docs_url=None, redoc_url=None, lifespan=life
+    )  # their pages load scripts from elsewhere
+    app.state.doors = doors
     app.add_middleware(BodyLimit, limit=limits.body_bytes)
     app.add_exception_handler(RequestValidationError, explain_invalid)
+    app.add_exception_handler(HTTPException, explain)
     app.add_exception_handler(Exception, explain_failure)
-    lock = threading.Lock()
-
-    # Not async: FastAPI runs it in a worker thread, so /health answers while the model is busy.
-    @app.post("/translate")
-    def translate(asked: TranslateRequest) -> TranslateResponse:
-        check(asked, limits)
-        with lock:  # one translation at a time: the model fills the device by itself
-            return TranslateResponse(translations=translator.translate(asked.texts, beam=asked.beam))
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "model": name}
-
-    @app.get("/")
-    async def about() -> dict[str, Any]:
-        paths = {
-            "POST /translate": {"texts": ["one sentence each"], "beam": "optional"},
-            "GET /health": {},
-            "GET /openapi.json": {},
-        }
-        return {"service": "dragoman", "model": name, "paths": paths, "limits": asdict(limits)}
-
+    add_translation(app, doors)
+    add_libre(app, doors)
+    add_facts(app, doors)
+    add_metrics(app, served)
     return app
 
 
-def check(asked: TranslateRequest, limits: Limits) -> None:
-    count, most = len(asked.texts), limits.characters_per_text
-    if count > limits.texts:
-        raise HTTPException(413, f"texts: {count:,} of them; at most {limits.texts:,}. Send several requests")
-    for index, text in enumerate(asked.texts):
-        if len(text) > most:
-            raise HTTPException(413, f"texts.{index}: {len(text):,} characters; at most {most:,}. Split the text")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON can spell them, UTF-8 cannot
-            raise HTTPException(422, f"texts.{index}: half of a surrogate pair is not text")
-    if asked.beam is not None and asked.beam > limits.beam:
-        raise HTTPException(422, f"beam: {asked.beam}; at most {limits.beam}")
+def add_translation(app: FastAPI, doors: Doors) -> None:
+    @app.post("/v1/translate", responses=WRONG)
+    async def translate(asked: TranslateRequest, request: Request) -> TranslateResponse:
+        """Translations in the order of the texts; an empty text stays empty. A text may hold several sentences."""
+        doors.enter(request)
+        served = doors.find(asked.model, asked.source, asked.target)
+        job, futures = doors.begin(served, asked.texts, asked.beam, asked.alternatives, asked.alignment)
+        found = await doors.finish(request, job, futures)
+        wanted = asked.alternatives or asked.alignment
+        details = (
+            [[Detail(**vars(each) | {"score": finite(each.score)}) for each in text] for text in found]
+            if wanted
+            else None
+        )
+        return TranslateResponse(translations=[text[0].text for text in found], details=details, model=served.name)
+
+    @app.post(
+        "/v1/stream",
+        response_class=StreamingResponse,
+        responses=WRONG | {200: {"content": {"application/x-ndjson": {}}, "description": "a line for every sentence"}},
+    )
+    async def stream(asked: StreamRequest, request: Request) -> Response:
+        """A long text, sentence by sentence, as JSON lines {"source", "translation", "paragraph"} while the rest is translated."""
+        doors.enter(request)
+        served = doors.find(asked.model, asked.source, asked.target)
+        if len(asked.text) > doors.limits.characters:
+            most = doors.limits.characters
+            raise HTTPException(413, f"text: {len(asked.text):,} characters; at most {most:,}. Send several requests")
+        refuse_surrogates(asked.text, "text")
+        sentences = [
+            (number, sentence.strip())
+            for number, paragraph in enumerate(asked.text.split("\n"))
+            for sentence in (sentencex.segment(served.source, paragraph) if paragraph.strip() else [""])
+        ]
+        doors.check([], asked.beam, 0)
+        texts = [sentence for _, sentence in sentences]
+        job, futures = doors.submit(served, texts, Wish(served.request_for(beam=asked.beam)))
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                for (number, sentence), future in zip(sentences, futures, strict=True):
+                    best = (await asyncio.wrap_future(future))[0]
+                    line = {"source": sentence, "translation": best.text, "paragraph": number}
+                    yield json.dumps(line, ensure_ascii=False) + "\n"
+            finally:
+                job.cancel()
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def add_libre(app: FastAPI, doors: Doors) -> None:
+    schema = {"schema": LibreRequest.model_json_schema()}
+    kinds = {"application/json": schema, "application/x-www-form-urlencoded": schema}
+
+    @app.post("/translate", responses=LIBRE_WRONG, openapi_extra={"requestBody": {"content": kinds, "required": True}})
+    async def libretranslate(request: Request) -> dict[str, Any]:
+        """The request of LibreTranslate, for its clients: JSON or a form; text only."""
+        asked = await read_libre(request)
+        doors.enter(request, asked.api_key)
+        if asked.format != "text":
+            raise HTTPException(400, f"format: {asked.format!r}; only text is translated here")
+        served = doors.find(None, asked.source, asked.target)
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        job, futures = doors.begin(served, texts, None, asked.alternatives)
+        found = await doors.finish(request, job, futures)
+        best = [text[0].text for text in found]
+        others = [[each.text for each in text[1:]] for text in found]
+        alone = isinstance(asked.q, str)
+        answer: dict[str, Any] = {"translatedText": best[0] if alone else best}
+        if asked.alternatives:
+            answer["alternatives"] = others[0] if alone else others
+        if asked.source == "auto":  # a model has one source language: it is said, not guessed
+            language = {"confidence": 100, "language": served.source}
+            answer["detectedLanguage"] = language if alone else [language] * len(texts)
+        return answer
+
+    @app.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """As LibreTranslate: every language with those it is translated into."""
+        codes = sorted({code for each in doors.served for code in (each.source, each.target)})
+        targets = {code: sorted({each.target for each in doors.served if each.source == code}) for code in codes}
+        return [{"code": code, "name": code, "targets": targets[code]} for code in codes]
+
+
+async def read_libre(request: Request) -> LibreRequest:
+    body = await request.body()
+    try:
+        if "x-www-form-urlencoded" in request.headers.get("content-type", ""):
+            form = parse_qs(body.decode(), keep_blank_values=True)
+            return LibreRequest.model_validate(
+                {key: values if len(values) > 1 else values[0] for key, values in form.items()}
+            )
+        return LibreRequest.model_validate(json.loads(body))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise HTTPException(400, problems) from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "neither JSON nor a form in UTF-8") from None
+
+
+def add_facts(app: FastAPI, doors: Doors) -> None:
+    page, policy = read_page()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Alive, also while translations are running."""
+        return {"status": "ok"}
+
+    @app.get("/ready", responses={503: WRONG[503]})
+    async def ready() -> dict[str, str]:
+        """Ready to translate: no longer when the server was asked to stop."""
+        if not doors.ready or not all(each.batcher.thread.is_alive() for each in doors.served):
+            raise HTTPException(503, "not ready")
+        return {"status": "ready"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        known = [{"name": each.name, "source": each.source, "target": each.target} for each in doors.served]
+        return {"models": known, "limits": asdict(doors.limits), "needs_key": bool(doors.keys.keys)}
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def people() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+
+
+def read_page() -> tuple[str, str]:
+    """The page, and a policy that lets it run its own script and nothing else."""
+    page = files("dragoman.serve").joinpath("page.html").read_text(encoding="utf-8")
+
+    def hashes(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in found
+        )
+
+    policy = f"default-src 'none'; connect-src 'self'; img-src data:; script-src {hashes('script')}; style-src {hashes('style')}"
+    return page, f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def add_metrics(app: FastAPI, served: list[Served]) -> None:
+    registry = CollectorRegistry()
+    requests = Counter("dragoman_requests", "Requests.", ["route", "status"], registry=registry)
+    seconds = Histogram(
+        "dragoman_request_seconds", "From the request to its answer.", ["route"], registry=registry,
+        buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    )  # fmt: skip
+    texts = Histogram(
+        "dragoman_batch_texts",
+        "Texts translated together.",
+        ["model"],
+        registry=registry,
+        buckets=[2**n for n in range(9)],
+    )
+    waiting = Gauge(
+        "dragoman_waiting_characters", "Characters that wait to be translated.", ["model"], registry=registry
+    )
+    for each in served:
+        each.batcher.told = lambda count, _, name=each.name: texts.labels(name).observe(count)  # type: ignore[misc]
+        waiting.labels(each.name).set_function(lambda batcher=each.batcher: batcher.waiting_characters)  # type: ignore[misc]
+
+    @app.middleware("http")
+    async def measured(request: Request, call: RequestResponseEndpoint) -> Response:
+        start = time.perf_counter()
+        response = await call(request)
+        route = getattr(request.scope.get("route"), "path", "other")  # never the raw path: anybody can invent one
+        requests.labels(route, str(response.status_code)).inc()
+        seconds.labels(route).observe(time.perf_counter() - start)
+        return response
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+def answer(request: Request, status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    key = "error" if request.url.path in LIBRE else "detail"
+    return JSONResponse({key: words[:WORDS]}, status, headers)
+
+
+async def explain(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
 
 async def explain_invalid(request: Request, error: Exception) -> JSONResponse:
@@ -98,12 +441,17 @@ async def explain_invalid(request: Request, error: Exception) -> JSONResponse:
     problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
     if "json" not in request.headers.get("content-type", ""):
         problems = ["send JSON, with the header Content-Type: application/json"]
-    return JSONResponse({"detail": "; ".join(problems)[:WORDS]}, 422)
+    return answer(request, 422, "; ".join(problems))
 
 
 async def explain_failure(request: Request, error: Exception) -> JSONResponse:
     """The server logs the traceback; the client learns that it is not at fault."""
-    return JSONResponse({"detail": "the translation failed; the server's log says why"}, 500)
+    return answer(request, 500, "the translation failed; the server's log says why")
+
+
+def finite(score: float) -> float | None:
+    """JSON has no infinity."""
+    return round(score, 6) if abs(score) < 1e30 else None
 
 
 class BodyLimit:

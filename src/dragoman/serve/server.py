@@ -1,4 +1,4 @@
-"""From a model folder to a listening server. Loopback unless asked otherwise: there is no password on this door."""
+"""From model folders to a listening server. Loopback unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -8,30 +8,58 @@ import logging
 import socket
 from pathlib import Path
 
-from dragoman.errors import DragomanError, require_extra
+from dragoman.errors import ConfigError, DragomanError, require_extra
 
 log = logging.getLogger(__name__)
 
 
-def serve(path: str | Path, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Answer requests until interrupted. Port 0 takes a free one; the printed address names it."""
-    require_extra("fastapi", "serve", "serving")
+def serve(
+    paths: list[Path],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    device: str = "auto",
+    engine: str = "auto",
+    keys_file: Path | None = None,
+    **limits: float | None,
+) -> None:
+    """Answer requests until interrupted. Port 0 takes a free one; the printed address names it. `limits` as in Limits."""
+    for module in ("fastapi", "prometheus_client"):
+        require_extra(module, "serve", "serving")
     uvicorn = require_extra("uvicorn", "serve", "serving")
-    from dragoman.serve.app import Limits, create_app
+    from dragoman.serve.app import Served, create_app
+    from dragoman.serve.batcher import Batcher
+    from dragoman.serve.limits import Keys, Limits
     from dragoman.translate import Translator
 
-    with listen(host, port) as listener:  # before the model is loaded: a busy port is said at once
-        address = address_of(listener)
-        translator = Translator.load(path)
-        app = create_app(translator, name=Path(path).resolve().name, limits=Limits())
-        print(f"serving {path} at {address} (POST /translate, GET /health); Ctrl-C stops it", flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    bounds = Limits(**{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
+    keys = Keys(keys_file)
+    check_names([path.resolve().name for path in paths])
+    with listen(host, port) as listener:  # before the models are loaded: a busy port is said at once
+        address = address_of(listener, bool(keys.keys))
+        served = []
+        for path in paths:
+            translator = Translator.load(path, device, engine=engine)
+            translator.translate(["."])  # the first translation is slower: nobody should wait for it
+            batcher = Batcher(translator, most_wait_seconds=bounds.wait_seconds)
+            served.append(Served(path.resolve().name, *translator.languages, batcher, translator.request))
+            print(f"{path}: {' to '.join(translator.languages)}, {translator.engine.name}", flush=True)
+        app = create_app(served, limits=bounds, keys=keys)
+        print(f"serving at {address} (a page for people; POST /v1/translate); Ctrl-C stops it", flush=True)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=30, access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def check_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError([f"two models are called {twice[0]!r}; rename one of the folders"], "serve")
 
 
 def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server((str(address[0]), port), family=family)
+        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise DragomanError(
@@ -40,9 +68,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise DragomanError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, has_keys: bool = False) -> str:
     """The URL that reaches the listener; a warning when others reach it too."""
     host, port = listener.getsockname()[:2]
-    if not ipaddress.ip_address(host).is_loopback:
-        log.warning("warning: %s is not loopback; everybody who reaches port %d can translate, no password", host, port)
+    if not ipaddress.ip_address(host).is_loopback and not has_keys:
+        log.warning(
+            "warning: %s is not loopback; everybody who reaches port %d can translate; see --api-keys", host, port
+        )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -17,6 +17,7 @@ from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Share, Stage, Stages
 from dragoman.data.order import Corpus, with_temperature
 from dragoman.data.pack import Packing
+from dragoman.data.subwords import Vocabulary
 from dragoman.errors import DataError, RunError
 from dragoman.model import size
 from dragoman.monitor import gpu, host
@@ -137,7 +138,7 @@ def spans_row(step: int, totals: Totals) -> runs.Row:
     }
 
 
-def environment(config: Config, mesh: Mesh, share: Share, vocab_size: int) -> dict[str, Any]:
+def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary) -> dict[str, Any]:
     """Devices, versions and sizes, without anything that changes while the run goes on."""
     return {
         "python": platform.python_version(),
@@ -151,5 +152,7 @@ def environment(config: Config, mesh: Mesh, share: Share, vocab_size: int) -> di
         "micro_batches": share.micro_batches,
         "rows_per_micro_batch": share.rows_per_micro_batch,
         "tokens_per_gpu": share.rows_per_micro_batch * config.train.tile_width,
-        "model": size.summary(config.model, vocab_size, config.train.label_smoothing, mesh.world),
+        "model": size.summary(
+            config.model, len(vocabulary), vocabulary.source_size, config.train.label_smoothing, mesh.world
+        ),
     }

@@ -1,6 +1,7 @@
 """Where the time of one rank goes, by the clock of its device: marks between the phases of a step, read once a window.
 
-idle -> other (copies, books) -> forward -> backward (with the exchange of gradients that could not be hidden) -> optimizer -> idle -> ...
+idle -> other (copies, books) -> forward -> backward (with the exchange of gradients that could not be hidden) -> optimizer
+-> exchange (where it comes after the backward pass) -> idle -> ...
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-PHASES = ("idle", "other", "forward", "backward", "optimizer")
+PHASES = ("idle", "other", "forward", "backward", "optimizer", "exchange")
 
 
 class Clock:

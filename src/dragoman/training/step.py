@@ -49,10 +49,11 @@ def update(
     apply(state, norm)
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    strategy.after_step(state.step)
     if state.average:
         state.average.follow(state.step)
     clock.mark("optimizer")
+    strategy.after_step(state.step)
+    clock.mark("exchange")
     state.position = step.position
     state.source_tokens += step.source_tokens
     state.target_tokens += step.target_tokens

@@ -30,13 +30,13 @@ from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics
+from dragoman.monitor.sinks import Metrics, sinks
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
 from dragoman.parallel.sharded import Sharded
-from dragoman.parallel.strategy import TIMED_EVERY
-from dragoman.training import checkpoint, facts, fault, memory, optim, owner
+from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
 from dragoman.training.precision import arithmetic_of, resolve
@@ -82,7 +82,14 @@ class Trainer:
     """One run on one rank. Built once, then `run` tells the story."""
 
     def __init__(
-        self, config: Config, data: PreparedData, mesh: Mesh, tasks: list[Task], version: str, progress: runs.Progress
+        self,
+        config: Config,
+        data: PreparedData,
+        mesh: Mesh,
+        tasks: list[Task],
+        version: str,
+        progress: runs.Progress,
+        start_from: Path | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
         self.tasks, self.version, self.progress = tasks, version, progress
@@ -97,9 +104,11 @@ class Trainer:
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
-        model = Transformer(config.model, len(data.vocabulary))
+        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
+        self.taken = start.take(model, data.vocabulary, start_from) if start_from else None
+        self.frozen = start.freeze(model, config.train.freeze)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
         self.objective = SequenceLoss(model, config.train.label_smoothing)
@@ -107,9 +116,9 @@ class Trainer:
         self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
-        self.description = Description(
-            config.model, len(data.vocabulary), config.data.source_lang, config.data.target_lang, config.translate
-        )
+        langs = config.data.source_lang, config.data.target_lang
+        sizes = len(data.vocabulary), data.vocabulary.source_size
+        self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
@@ -162,6 +171,9 @@ class Trainer:
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
+            if self.taken and source is None:
+                runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
+                self.progress("starting", 0, self.config.train.max_steps, start.told(self.taken))
         wait_for_all(self.mesh)
 
     def run(self) -> str:
@@ -170,7 +182,7 @@ class Trainer:
             return "max_steps"
         monitor = self.config.monitor
         if self.mesh.is_main:
-            self.metrics = Metrics(self.folder.metrics, self.folder.tensorboard if monitor.tensorboard else None)
+            self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.first_of_host
         try:
             with (
@@ -196,6 +208,7 @@ class Trainer:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
         state = self.state
         wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
+        time_exchanges(wrapped)
         self.strategy.settle(partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
         position = (state.position, self.stages, state.step)
@@ -237,7 +250,7 @@ class Trainer:
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
-            if state.step % TIMED_EVERY == 0 and (spent := self.strategy.exchange_seconds(wrapped)):
+            if state.step % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
                 window.exchanges.append(spent)
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
@@ -299,7 +312,9 @@ class Trainer:
 
     def whole_objective(self) -> SequenceLoss:
         """Another one like ours, for strategies that cut ours into pieces."""
-        model = Transformer(self.config.model, len(self.data.vocabulary)).to(self.mesh.device)
+        model = Transformer(self.config.model, len(self.data.vocabulary), self.data.vocabulary.source_size).to(
+            self.mesh.device
+        )
         return SequenceLoss(model, self.config.train.label_smoothing)
 
     # --- memory ---
@@ -557,7 +572,7 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, len(self.data.vocabulary))
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.generation = owner.claim(self.folder)

@@ -118,4 +118,6 @@ class Window:
         share = self.steps / len(self.exchanges) if self.exchanges else 0.0
         spent["communication"], spent["exposed"] = (share * sum(pair[at] for pair in self.exchanges) for at in (0, 1))
         spent["backward"] = max(0.0, spent["backward"] - spent["exposed"])
+        spent["communication"] += spent["exchange"]  # what comes after the backward pass hides behind nothing
+        spent["exposed"] += spent["exchange"]
         return spent | {"data": self.data_seconds, "cpu": time.process_time() - self.cpu_since}

@@ -1,19 +1,32 @@
-"""Text in, text out: find the model, batch by length, search, and give the lines back in their order."""
+"""Text in, text out: cut into parts, batch by length, search, and give the texts back in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from dragoman import runs
-from dragoman.config import load_config
 from dragoman.config.schema import Translate
 from dragoman.data.subwords import Vocabulary
-from dragoman.errors import RunError
+from dragoman.errors import ConfigError, DataError
 from dragoman.model import folder as model_folder
-from dragoman.model.transformer import Transformer
-from dragoman.parallel.mesh import pick_device
-from dragoman.translate.search import beam_search
+from dragoman.translate.ct2_engine import CTranslate2Engine
+from dragoman.translate.models import find_model, is_ctranslate2, read_whole
+from dragoman.translate.pieces import WITHOUT_SPACES, Alignment, Part, aligned_words, checked, parts
+from dragoman.translate.request import Engine, Hypothesis, Request
+
+MOST_SENTENCES = 2048  # at once
+ENGINES = ("auto", "torch", "ctranslate2")
+
+
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    score: float  # log-probability divided by the length penalty; of several parts their sum
+    alignment: Alignment  # words of source and translation that belong together, when asked for
 
 
 class Translator:
@@ -23,86 +36,167 @@ class Translator:
     ['Die Katze schläft.']
     """
 
-    def __init__(self, model: Transformer, vocabulary: Vocabulary, section: Translate):
-        self.model, self.vocabulary, self.section = model, vocabulary, section
+    def __init__(
+        self, engine: Engine, vocabulary: Vocabulary, section: Translate, languages: tuple[str, str] = ("en", "")
+    ):
+        self.engine, self.vocabulary, self.section, self.languages = engine, vocabulary, section, languages
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> Translator:
-        """From a model folder, a checkpoint, or a run (its best checkpoint)."""
-        return cls.read(find_model(Path(path)), device)
+    def load(
+        cls, path: str | Path, device: str = "auto", *, engine: str = "auto", precision: str = "auto"
+    ) -> Translator:
+        """From a model folder, a checkpoint, a run (its best checkpoint) or an export to CTranslate2.
+
+        `engine`: "torch", "ctranslate2", or auto: CTranslate2 on a CPU where it is installed, torch elsewhere."""
+        return cls.read(find_model(Path(path)), device, engine=engine, precision=precision)
 
     @classmethod
-    def read(cls, folder: Path, device: str = "auto") -> Translator:
+    def read(cls, folder: Path, device: str = "auto", *, engine: str = "auto", precision: str = "auto") -> Translator:
         """From the folder that `find_model` found, and verified."""
-        model, description = model_folder.read_model(folder)
-        return cls(model.to(pick_device(device)), Vocabulary(folder / model_folder.VOCABULARY), description.translate)
+        if engine not in ENGINES:
+            raise ConfigError([f"engine {engine!r} is not known; choose one of {', '.join(ENGINES)}"], "translate")
+        description = model_folder.read_description(folder)
+        vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
+        languages = (description.source_lang, description.target_lang)
+        return cls(
+            open_engine(folder, vocabulary, device, engine, precision), vocabulary, description.translate, languages
+        )
+
+    def request(self, **options: Any) -> Request:
+        return request_for(self.section, **options)
 
     def translate(
+        self, texts: list[str], *, split: bool = False, progress: runs.Progress = runs.silent, **options: Any
+    ) -> list[str]:
+        """One translation per text, in the same order; an empty text stays empty. `options` as in `Request`."""
+        return [found[0].text for found in self.search(texts, self.request(**options), split=split, progress=progress)]
+
+    def search(
         self,
         texts: list[str],
+        request: Request,
         *,
-        beam: int | None = None,
-        length_penalty: float | None = None,
+        prefixes: list[str] | None = None,
+        split: bool = False,
+        alignment: bool = False,
+        batch_tokens: int | None = None,
         progress: runs.Progress = runs.silent,
-    ) -> list[str]:
-        """One translation per text, in the same order; an empty text stays empty."""
-        section = self.section.model_copy(
-            update={
-                key: value for key, value in (("beam", beam), ("length_penalty", length_penalty)) if value is not None
-            }
-        )
-        normal = [" ".join(text.split()) for text in texts]
-        sources = dict(zip(range(len(texts)), self.vocabulary.encode(normal), strict=True))
-        waiting = {index: ids for index, ids in sources.items() if normal[index]}
-        translations = [""] * len(texts)
-        done = len(texts) - len(waiting)
-        for batch in batches(waiting, section.batch_tokens):
-            hypotheses = beam_search(self.model, [waiting[index] for index in batch], section)
-            for index, text in zip(batch, self.vocabulary.decode([best[0].ids for best in hypotheses]), strict=True):
-                translations[index] = text
+    ) -> list[list[Translation]]:
+        """For every text its `n_best` translations, the best first. With `split` a text may hold several sentences; a long one
+        is always split. A translation begins with its prefix."""
+        normal = checked(texts)
+        prefixes = checked(prefixes or [""] * len(texts))
+        if len(prefixes) != len(texts):
+            raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
+        space = "" if self.languages[1] in WITHOUT_SPACES else " "
+        source_language = self.languages[0] or "en"
+        cut = [parts(text, self.vocabulary.source, source_language, split=split, space=space) for text in normal]
+        places = [(text, part) for text, found in enumerate(cut) for part in range(len(found))]
+        sources = [cut[text][part].ids for text, part in places]
+        wanted = [prefixes[text] if part == 0 else "" for text, part in places]
+        forced = [ids[:-1] for ids in self.vocabulary.encode(wanted)]
+        found = self.search_ids(sources, forced, request, alignment, batch_tokens, progress)
+        by_place = dict(zip(places, found, strict=True))
+        ready = self.read_out(found)
+        return [
+            self.joined([by_place[index, part] for part in range(len(pieces))], pieces, ready, alignment)
+            for index, pieces in enumerate(cut)
+        ]
+
+    def search_ids(
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        request: Request,
+        alignment: bool,
+        batch_tokens: int | None,
+        progress: runs.Progress,
+    ) -> list[list[Hypothesis]]:
+        slots = batch_tokens or self.section.batch_tokens
+        slots = self.engine.slots() if slots == "auto" else slots
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        done = 0
+        for batch in batches(sources, max(1, slots // request.rows)):
+            pair = [sources[index] for index in batch], [prefixes[index] for index in batch]
+            for index, hypotheses in zip(batch, self.engine.search(*pair, request, attention=alignment), strict=True):
+                found[index] = hypotheses
             done += len(batch)
-            progress("translating", done, len(texts), "sentences")
-        return translations
+            progress("translating", done, len(sources), "sentences")
+        return found
+
+    def read_out(self, found: list[list[Hypothesis]]) -> dict[int, str]:
+        """The texts of all hypotheses, decoded together; by the identity of the hypothesis."""
+        every = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+        texts = self.vocabulary.decode([hypothesis.ids for hypothesis in every])
+        return {id(hypothesis): text for hypothesis, text in zip(every, texts, strict=True)}
+
+    def joined(
+        self, found: list[list[Hypothesis]], cut: list[Part], texts: dict[int, str], alignment: bool
+    ) -> list[Translation]:
+        """The n-th best of a text is made of the n-th best of its parts."""
+        if not cut:
+            return [Translation("", 0.0, [])]
+        count = max(map(len, found))
+        results = []
+        for rank in range(count):
+            chosen = [hypotheses[min(rank, len(hypotheses) - 1)] for hypotheses in found]
+            pairs = self.alignment(chosen, cut, texts) if alignment else []
+            text = "".join(
+                (part.joint if number else "") + texts[id(hypothesis)]
+                for number, (part, hypothesis) in enumerate(zip(cut, chosen, strict=True))
+            )
+            results.append(Translation(text, sum(hypothesis.score for hypothesis in chosen), pairs))
+        return results
+
+    def alignment(self, chosen: list[Hypothesis], cut: list[Part], texts: dict[int, str]) -> Alignment:
+        pairs: Alignment = []
+        source_words = target_words = 0
+        for hypothesis, part in zip(chosen, cut, strict=True):
+            words = aligned_words(part.ids, hypothesis.ids, hypothesis.attention, self.vocabulary)
+            pairs += [(source_words + source, target_words + target) for source, target in words]
+            source_words += len(self.vocabulary.source.decode([part.ids])[0].split())
+            target_words += len(texts[id(hypothesis)].split())
+        return pairs
 
 
-def batches(sources: dict[int, list[int]], slots: int) -> Iterator[list[int]]:
-    """Indices of sentences of similar length, longest first, so that memory runs out at once or never."""
+def request_for(section: Translate, **options: Any) -> Request:
+    """The model's own way to search, changed by what is not None."""
+    own = {key: getattr(section, key) for key in ("beam", "length_penalty", "extra_length")}
+    given = {key: value for key, value in options.items() if value is not None}
+    return Request(**own | given).check()
+
+
+def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, precision: str) -> Engine:
+    if is_ctranslate2(folder):
+        if engine == "torch":
+            raise ConfigError(
+                [f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate"
+            )
+        return CTranslate2Engine(folder, vocabulary, "cpu" if device == "auto" else device)
+    if engine == "ctranslate2" or (engine == "auto" and precision == "auto" and prefers_ctranslate2(device)):
+        return CTranslate2Engine.converted(folder, vocabulary)
+    from dragoman.parallel.mesh import pick_device  # torch only where it is needed
+    from dragoman.translate.torch_engine import TorchEngine
+
+    model, _, _ = read_whole(folder)
+    return TorchEngine(model.to(pick_device(device)), precision)
+
+
+def prefers_ctranslate2(device: str) -> bool:
+    if find_spec("ctranslate2") is None:
+        return False
+    from dragoman.parallel.mesh import pick_device
+
+    return pick_device(device).type == "cpu"
+
+
+def batches(sources: list[list[int]], slots: int) -> Iterator[list[int]]:
+    """Indices of sources of similar length, longest first, so that memory runs out at once or never."""
     batch: list[int] = []
-    for index in sorted(sources, key=lambda index: -len(sources[index])):
-        if batch and (len(batch) + 1) * len(sources[batch[0]]) > slots:
+    for index in sorted(range(len(sources)), key=lambda index: -len(sources[index])):
+        if batch and ((len(batch) + 1) * len(sources[batch[0]]) > slots or len(batch) >= MOST_SENTENCES):
             yield batch
             batch = []
         batch.append(index)
     if batch:
         yield batch
-
-
-def find_model(path: Path) -> Path:
-    """The folder with the weights: `path` itself, or the best checkpoint of the run at `path`."""
-    if not path.is_dir():
-        raise RunError(f"{path}: no such folder. Name a run, a checkpoint or an exported model")
-    if (path / "model.bin").is_file():
-        raise RunError(
-            f"{path}: a CTranslate2 model; translate with the ctranslate2 package, or name the run it was made from"
-        )
-    if not (path / model_folder.DESCRIPTION).is_file():
-        return best_checkpoint(runs.open_run(path))
-    if (path / runs.MANIFEST).is_file() and (problem := runs.damage(path)):
-        raise damaged(path, problem)
-    return path
-
-
-def damaged(path: Path, problem: str) -> RunError:
-    return RunError(f"{path}: damaged, {problem}. Name another checkpoint of the run")
-
-
-def best_checkpoint(run: runs.RunFolder) -> Path:
-    """The best one that is whole; of those without a score the newest."""
-    ranked = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
-    refusal = RunError(f"{run.path}: has no checkpoint yet")
-    for number, path in enumerate(dict.fromkeys(ranked)):  # verifying reads every byte: each of them once
-        problem = runs.damage(path)
-        if problem is None:
-            return path
-        refusal = damaged(path, problem) if number == 0 else refusal
-    raise refusal

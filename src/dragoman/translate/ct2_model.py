@@ -6,20 +6,18 @@ A test holds the export to the same translations and, in float32, to the same lo
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from dragoman.data.subwords import BOS, EOS, UNK, Vocabulary
 from dragoman.errors import DragomanError, require_extra
-from dragoman.exporting.weights import read_whole
-from dragoman.model.folder import VOCABULARY
-from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward
-from dragoman.model.transformer import Transformer, waves
+from dragoman.model import folder as model_folder
+from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward, is_marian
+from dragoman.model.transformer import Transformer
+from dragoman.translate.models import read_whole
 
 # CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
 POSITIONS = 2048
@@ -30,21 +28,29 @@ def write_ctranslate2(folder: Path, fresh: Path, quantization: str | None) -> No
     accepted = library.specs.model_spec.ACCEPTED_MODEL_TYPES
     if quantization is not None and quantization not in accepted:
         raise DragomanError(f"export: quantization {quantization!r} is not known; choose one of {', '.join(accepted)}")
-    model, _, vocabulary = read_whole(folder)
+    model, description, vocabulary = read_whole(folder)
     spec = specification(library, model, vocabulary)
     spec.validate()
     spec.optimize(quantization=quantization)  # overwrites the weights of `model`
     spec.save(str(fresh))
-    shutil.copyfile(vocabulary.path, fresh / VOCABULARY)
+    model_folder.write_description(fresh, description, vocabulary.path)
 
 
 def specification(library: ModuleType, model: Transformer, vocabulary: Vocabulary) -> Any:
     section = model.section
-    spec = library.specs.TransformerSpec.from_config((section.encoder_layers, section.decoder_layers), section.heads)
+    activations = library.specs.common_spec.Activation
+    spec = library.specs.TransformerSpec.from_config(
+        (section.encoder_layers, section.decoder_layers),
+        section.heads,
+        pre_norm=not is_marian(section),
+        activation=activations.RELU if section.activation == "relu" else activations.SWISH,
+        alignment_layer=model.aligning_layer,
+        alignment_heads=section.heads,
+    )
     set_tokens(spec, vocabulary)
-    spec.config.layer_norm_epsilon = model.decoder_norm.eps
+    spec.config.layer_norm_epsilon = model.decoder[0].attention_norm.eps  # type: ignore[union-attr]
 
-    spec.encoder.embeddings[0].weight = model.embedding.weight
+    spec.encoder.embeddings[0].weight = (model.source_embedding or model.embedding).weight
     spec.decoder.embeddings.weight = model.embedding.weight
     spec.decoder.projection.weight = model.embedding.weight
     spec.encoder.position_encodings.encodings = position_table(model)
@@ -53,15 +59,18 @@ def specification(library: ModuleType, model: Transformer, vocabulary: Vocabular
         set_encoder_layer(layer, cast(EncoderBlock, block))
     for layer, block in zip(spec.decoder.layer, model.decoder, strict=True):
         set_decoder_layer(layer, cast(DecoderBlock, block))
-    set_norm(spec.encoder.layer_norm, model.encoder_norm)
-    set_norm(spec.decoder.layer_norm, model.decoder_norm)
+    if model.encoder_norm and model.decoder_norm:
+        set_norm(spec.encoder.layer_norm, model.encoder_norm)
+        set_norm(spec.decoder.layer_norm, model.decoder_norm)
+    if model.output_bias is not None:
+        spec.decoder.projection.bias = model.output_bias
     return spec
 
 
 def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
     """A source ends with the end mark and has no begin mark; a target begins with the begin mark."""
-    pieces = [str(vocabulary.processor.id_to_piece(index)) for index in range(len(vocabulary))]
-    spec.register_source_vocabulary(pieces)
+    pieces = vocabulary.pieces()
+    spec.register_source_vocabulary(vocabulary.source.pieces())
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = pieces[BOS], pieces[EOS], pieces[UNK]
     spec.config.decoder_start_token = pieces[BOS]
@@ -69,7 +78,7 @@ def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
 
 
 def position_table(model: Transformer) -> Tensor:
-    return waves(torch.arange(POSITIONS), model.section.d_model)
+    return model.wave_table(POSITIONS)
 
 
 def set_encoder_layer(spec: Any, block: EncoderBlock) -> None:

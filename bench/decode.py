@@ -1,0 +1,324 @@
+"""Translating against Hugging Face `generate`, same weights, same sentences, each at its best batch size; and what quantising costs.
+
+    python bench/decode.py runs/first --source newstest.en --reference newstest.de        # a trained model: BLEU too
+    python bench/decode.py --preset transformer-base --device cuda --sentences 8192       # random weights, drawn sentences
+    python bench/decode.py --preset tiny --sentences 64 --batches 8 32                    # the same, small, on a CPU
+
+Counted are target tokens a second of the best hypotheses, without padding; search is beam 4 everywhere. What is first done with
+a shape (kernels chosen, graphs recorded) is done before the clock starts, for everybody. The latency is the median of one sentence
+of about 30 subwords at a time. With random weights nothing ends by itself: translations are as long as their sources.
+Prints a table and, as its last line, one JSON object.
+
+hugging face          transformers in fp16 on a GPU, fp32 on a CPU                    torch    our search in torch
+ctranslate2-<type>    our engine for CPUs, with the weights in this type              cold     a process from start to first translation
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from sentencepiece import sentencepiece_model_pb2 as pieces_format
+
+from dragoman.config import load_config
+from dragoman.data.corpus import raw_pairs
+from dragoman.data.subwords import Vocabulary
+from dragoman.errors import DragomanError, require_extra
+from dragoman.evaluation.evaluate import run_of
+from dragoman.evaluation.metrics import score
+from dragoman.evaluation.sets import test_set
+from dragoman.exporting import export
+from dragoman.exporting.huggingface import their_config, their_tensors
+from dragoman.model.folder import Description, write_model
+from dragoman.model.transformer import Transformer
+from dragoman.parallel.mesh import pick_device
+from dragoman.translate.ct2_engine import CTranslate2Engine
+from dragoman.translate.models import find_model, read_whole
+from dragoman.translate.request import Request
+from dragoman.translate.torch_engine import TorchEngine
+from dragoman.translate.translator import batches
+
+Ids = list[list[int]]
+Search = Callable[[Ids], Ids]  # of one batch: the best hypothesis of every source
+TYPICAL = 30  # subwords of the sentence whose latency is measured
+
+
+# --- what is compared --------------------------------------------------------------------------------------
+
+
+def own(folder: Path, request: Request, device: torch.device) -> Search:
+    model, _, _ = read_whole(folder)
+    engine = TorchEngine(model.to(device))
+    return lambda sources: [found[0].ids for found in engine.search(sources, [[]] * len(sources), request)]
+
+
+def ctranslate2(folder: Path, vocabulary: Vocabulary, request: Request, threads: int) -> Search:
+    engine = CTranslate2Engine(folder, vocabulary, threads=threads)
+    return lambda sources: [found[0].ids for found in engine.search(sources, [[]] * len(sources), request)]
+
+
+def hugging_face(folder: Path, request: Request, device: torch.device) -> Search:
+    library = require_extra("transformers", "bench", "the peer")
+    ours, description, _ = read_whole(folder)
+    config = their_config(description)
+    kind = library.MarianMTModel if config["model_type"] == "marian" else library.PegasusForConditionalGeneration
+    model = kind(kind.config_class(**config))
+    model.load_state_dict(their_tensors(ours), strict=False)
+    model.tie_weights()
+    model = model.to(device, torch.float16 if device.type == "cuda" else torch.float32).eval()
+
+    @torch.inference_mode()
+    def search(sources: Ids) -> Ids:
+        width = max(map(len, sources))
+        ids = torch.tensor([source + [0] * (width - len(source)) for source in sources], device=device)
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=(torch.arange(width) < torch.tensor([[len(source)] for source in sources]))
+            .long()
+            .to(device),
+            num_beams=request.beam,
+            length_penalty=request.length_penalty,
+            early_stopping=True,
+            do_sample=False,
+            max_new_tokens=width + request.extra_length,
+            bad_words_ids=[[0], [2]],
+        )
+        return [without_marks(row) for row in found.tolist()]
+
+    return search
+
+
+def without_marks(row: list[int]) -> list[int]:
+    row = row[1:]
+    return row[: row.index(1)] if 1 in row else row
+
+
+# --- measures ----------------------------------------------------------------------------------------------
+
+
+def throughput(search: Search, sources: Ids, size: int, device: torch.device) -> tuple[float, Ids]:
+    """Target tokens/s with batches of so many sentences of similar length, and all translations."""
+    split = list(batches(sources, size * max(map(len, sources))))
+    split = [batch[start : start + size] for batch in split for start in range(0, len(batch), size)]
+    if device.type == "cuda":  # every shape twice: the second time it is recorded
+        for _ in range(2):
+            for batch in split:
+                search([sources[index] for index in batch])
+    else:
+        search([sources[index] for index in split[-1]])
+    wait(device)
+    start, found = time.perf_counter(), [[] for _ in sources]
+    for batch in split:
+        for index, ids in zip(batch, search([sources[index] for index in batch]), strict=True):
+            found[index] = ids
+    wait(device)
+    return sum(len(ids) + 1 for ids in found) / (time.perf_counter() - start), found
+
+
+def latency(search: Search, sources: Ids, device: torch.device, times: int) -> float:
+    """Milliseconds of one sentence, the median of several."""
+    chosen = min(sources, key=lambda source: abs(len(source) - 1 - TYPICAL))
+    took = []
+    for _ in range(times + 3):
+        start = time.perf_counter()
+        search([chosen])
+        wait(device)
+        took.append(1000 * (time.perf_counter() - start))
+    return statistics.median(took[3:])
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cold(folder: Path) -> float:
+    """Seconds of a whole process: start, load, one translation, end."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "dragoman", "translate", str(folder), "--device", "cpu"]
+    subprocess.run(command, input="This is a test.\n", text=True, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+# --- models and sentences ----------------------------------------------------------------------------------
+
+
+def random_folder(preset: str, folder: Path) -> Path:
+    """A model of random weights, with pieces that mean nothing."""
+    config = load_config(preset)
+    size = config.subwords.vocab_size
+    proto, kind = pieces_format.ModelProto(), pieces_format.ModelProto.SentencePiece
+    for index in range(size):
+        special = {
+            0: ("<pad>", kind.CONTROL),
+            1: ("</s>", kind.CONTROL),
+            2: ("<s>", kind.CONTROL),
+            3: ("<unk>", kind.UNKNOWN),
+        }
+        piece, type_ = special.get(index, (f"▁w{index}", kind.NORMAL))
+        proto.pieces.add(piece=piece, score=-float(index), type=type_)
+    spec = proto.trainer_spec
+    spec.pad_id, spec.eos_id, spec.bos_id, spec.unk_id, spec.vocab_size = 0, 1, 2, 3, size
+    (folder / "pieces").mkdir(parents=True)
+    (folder / "pieces" / "vocabulary.model").write_bytes(proto.SerializeToString())
+    model = Transformer(config.model, size)
+    model.init_weights(1)
+    description = Description(config.model, size, "en", "de", config.translate)
+    write_model(folder, model.state_dict(), description, folder / "pieces" / "vocabulary.model")
+    return folder
+
+
+def drawn(count: int, vocabulary: int) -> Ids:
+    """Lengths as in news: 28 subwords on average, a long tail."""
+    draw = random.Random(1)
+    lengths = [min(120, max(3, round(draw.lognormvariate(3.2, 0.5)))) for _ in range(count)]
+    return [[draw.randrange(4, vocabulary) for _ in range(length)] + [1] for length in lengths]
+
+
+def sentences(options: argparse.Namespace, folder: Path, vocabulary: Vocabulary) -> tuple[Ids, list[str], list[str]]:
+    """Sources as ids; texts and references where there are some."""
+    if not options.model:
+        return drawn(options.sentences, len(vocabulary)), [], []
+    if options.source:
+        pairs = list(raw_pairs(Path(options.source), Path(options.reference)))
+    else:
+        _, pairs = test_set(run_of(Path(options.model)), None, None, None, ("", ""))
+    pairs = pairs[: options.sentences]
+    decoded = [[str(side.decode()) if isinstance(side, bytes) else side for side in pair] for pair in pairs]
+    return vocabulary.encode([pair[0] for pair in decoded]), *([pair[side] for pair in decoded] for side in (0, 1))
+
+
+# --- the story ---------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = parse()
+    device = pick_device(options.device)
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
+        scratch = Path(temporary)
+        folder = find_model(Path(options.model)) if options.model else random_folder(options.preset, scratch / "random")
+        vocabulary = read_whole(folder)[2]
+        sources, texts, references = sentences(options, folder, vocabulary)
+        request = Request(beam=options.beam, extra_length=50 if options.model else 1)
+        rows: dict[str, dict[str, Any]] = {}
+        for name, search in systems(folder, vocabulary, request, device, scratch, options):
+            rows[name] = row = {}
+            for size in options.batches:
+                try:
+                    speed, found = throughput(search, sources, size, device)
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    continue
+                row[f"batch_{size}"] = round(speed, 1)
+                print(f"{name}, batches of {size}: {speed:,.0f} target tokens/s", file=sys.stderr, flush=True)
+            row["best"] = max(value for key, value in row.items() if key.startswith("batch_"))
+            row["latency_ms"] = round(latency(search, sources, device, options.times), 2)
+            if references:
+                row["bleu"] = score(texts, vocabulary.decode(found), references, ["bleu"])["bleu"]["score"]
+        facts: dict[str, Any] = {"cold_seconds": cold_start(folder, scratch, device)} if options.model else {}
+    tell(rows, options)
+    peer, ours = rows.get("hugging face"), rows[best_of(rows)]
+    if peer:
+        facts["ratio_throughput"] = round(ours["best"] / peer["best"], 2)
+        facts["ratio_latency"] = round(
+            peer["latency_ms"] / min(row["latency_ms"] for row in rows.values() if row is not peer), 2
+        )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    facts |= {
+        "bench": "decode",
+        "device": name,
+        "beam": options.beam,
+        "sentences": len(sources),
+        "torch": torch.__version__,
+    }
+    print(json.dumps(facts | {"systems": rows}, ensure_ascii=False))
+
+
+def best_of(rows: dict[str, dict[str, Any]]) -> str:
+    return max((name for name in rows if name != "hugging face"), key=lambda name: rows[name]["best"])
+
+
+def systems(
+    folder: Path,
+    vocabulary: Vocabulary,
+    request: Request,
+    device: torch.device,
+    scratch: Path,
+    options: argparse.Namespace,
+) -> Any:
+    """One at a time: they share the memory of the device."""
+    if "hugging face" in options.systems:
+        yield "hugging face", hugging_face(folder, request, device)
+    if "torch" in options.systems:
+        yield "torch", own(folder, request, device)
+    for kind in options.types if device.type == "cpu" and "ctranslate2" in options.systems else []:
+        out = export(folder, scratch / kind, kind="ctranslate2", quantization=kind)
+        yield f"ctranslate2-{kind}", ctranslate2(out, vocabulary, request, options.threads)
+
+
+def cold_start(folder: Path, scratch: Path, device: torch.device) -> float:
+    out = (
+        scratch / "int8"
+        if (scratch / "int8").exists()
+        else export(folder, scratch / "int8", kind="ctranslate2", quantization="int8")
+    )
+    return round(min(cold(out) for _ in range(3)), 2)
+
+
+def tell(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    table = Table(
+        f"beam {options.beam}, target tokens/s",
+        *(f"batch {size}" for size in options.batches),
+        "latency",
+        "BLEU",
+        "against hugging face",
+    )
+    peer = rows.get("hugging face", {}).get("best")
+    for name, row in rows.items():
+        sizes = [f"{row[f'batch_{size}']:,.0f}" if f"batch_{size}" in row else "-" for size in options.batches]
+        bleu = f"{row['bleu']:.2f}" if "bleu" in row else "-"
+        table.add_row(name, *sizes, f"{row['latency_ms']:.1f} ms", bleu, f"{row['best'] / peer:.2f} x" if peer else "-")
+    Console(highlight=False).print(table)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "model", nargs="?", help="run, checkpoint or model folder; without it random weights of the preset"
+    )
+    parser.add_argument("--preset", default="transformer-base")
+    parser.add_argument("--source", help="test text; without it the test set of the run")
+    parser.add_argument("--reference")
+    parser.add_argument("--sentences", type=int, default=2048, help="at most")
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[64, 256, 1024, 2048], help="sentences at once, to try"
+    )
+    parser.add_argument("--times", type=int, default=20, help="to measure the latency")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=2, help="of CTranslate2")
+    parser.add_argument(
+        "--types", nargs="+", default=["float32", "int8"], help="of weights in CTranslate2; all: float32 int16 int8 ..."
+    )
+    parser.add_argument("--systems", nargs="+", default=["hugging face", "torch", "ctranslate2"])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DragomanError as error:
+        print(f"bench/decode.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,135 @@
+"""What measuring costs: the same steps with and without clocks, counters and telemetry, in one run.
+
+    python bench/overhead.py [tiny | transformer-base | run.toml] [section.key=value ...] [--steps 40] [--rounds 8]
+
+One trainer takes blocks of steps, in turns with everything that a run measures (marks of the device's clock, timers of the exchange,
+bytes of the interfaces, telemetry once a second) and with none of it. Then every part is priced by itself: on a noisy machine the ratio of
+the blocks wavers by more than measuring costs, the sum of the prices does not. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from dragoman.parallel.wrap import wrap
+from torch import nn
+
+from dragoman import __version__, runs
+from dragoman.benchmark.sentences import opened
+from dragoman.benchmark.step import synchronize
+from dragoman.benchmark.train import changed
+from dragoman.config import load_config
+from dragoman.data.loader import Step, prefetched, steps
+from dragoman.monitor import gpu, host
+from dragoman.monitor.sampler import sampling
+from dragoman.parallel.mesh import joined
+from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
+from dragoman.training.spans import Clock
+from dragoman.training.step import update
+from dragoman.training.trainer import Trainer
+from dragoman.training.window import Window
+
+MARKS = 5  # of the clock, in a step of one micro-batch
+
+
+class Silent(Clock):
+    """Takes no time, and tells none."""
+
+    def mark(self, phase: str) -> None:
+        pass
+
+    def steps(self) -> list[float]:
+        return [0.0]
+
+
+def main() -> None:
+    options = parse()
+    config = load_config(options.run_file, options.overrides)
+    with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
+        trainer = Trainer(
+            changed(config, run={"folder": str(folder / "run")}), data, mesh, [], __version__, runs.silent
+        )
+        trainer.begin(resume=False)
+        wrapped = wrap(trainer.objective, mesh, compiled=trainer.compiled).train()
+        time_exchanges(wrapped)
+        source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+        with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:
+            block(trainer, wrapped, stream, options.steps, measured=True)  # warms up, and compiles
+            ratios, seconds = [], []
+            for turn in range(options.rounds):
+                order = (True, False) if turn % 2 else (False, True)
+                took = {on: block(trainer, wrapped, stream, options.steps, measured=on) for on in order}
+                ratios.append(took[True] / took[False])
+                seconds.append(took[False])
+                print(f"round {turn + 1}: {took[True]:.4f} s a step measured, {took[False]:.4f} s without", flush=True)
+        step = statistics.median(seconds)
+        prices = price(trainer, step, config.train.log_every, config.monitor.interval_seconds)
+    for name, (cost, share) in prices.items():
+        print(f"{name:45s}{1e6 * cost:10.1f} µs{100 * share:10.4f} %")
+    facts = {"bench": "overhead", "device": mesh.device.type, "step_seconds": round(step, 5), "rounds": options.rounds}
+    measured = {"blocks_overhead_percent": round(100 * (statistics.median(ratios) - 1), 3)}
+    total = sum(share for _, share in prices.values())
+    print(json.dumps(facts | measured | {"priced_overhead_percent": round(100 * total, 4)}))
+
+
+def block(trainer: Trainer, wrapped: nn.Module, stream: Iterator[Step], count: int, *, measured: bool) -> float:
+    """Seconds a step, as the trainer takes them."""
+    config, mesh, state = trainer.config, trainer.mesh, trainer.state
+    with tempfile.TemporaryDirectory() as folder, sampling(Path(folder), 1.0, enabled=measured):
+        synchronize(mesh.device)
+        start = time.perf_counter()
+        window = Window(mesh, config.train.clip_norm)
+        window.clock = Clock(mesh.device) if measured else Silent(mesh.device)
+        for number in range(count):
+            window.clock.mark("other")
+            step = next(stream)
+            window.clock.mark("idle")
+            how = (mesh, config.train, trainer.arithmetic, config.run.seed, window.clock)
+            loss, norm = update(state, wrapped, step, *how)
+            window.add(loss, norm, step.source_tokens, step.target_tokens, step.slots)
+            if measured and number % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
+                window.exchanges.append(spent)
+        window.close()
+        return (time.perf_counter() - start) / count
+
+
+def price(trainer: Trainer, step: float, log_every: int, interval: float) -> dict[str, tuple[float, float]]:
+    """Seconds of one call, and the share of a run that all calls take. Telemetry runs in a thread of its own; here it is
+    counted as if it stopped training."""
+    clock, cards = Clock(trainer.mesh.device), gpu.Cards()
+    mark, sample, read = cost(lambda: clock.mark("other")), cost(host.sample, 20), cost(cards.sample, 20)
+    traffic = cost(host.traffic, 20)
+    return {
+        f"{MARKS + 2} marks of the clock, every step": (mark * (MARKS + 2), mark * (MARKS + 2) / step),
+        "a sample of the host, every second": (sample, sample / interval),
+        f"a sample of {len(cards.cards)} GPUs, every second": (read, read / interval),
+        f"bytes of the interfaces, every {log_every} steps": (2 * traffic, 2 * traffic / (log_every * step)),
+    }
+
+
+def cost(call: Callable[[], object], times: int = 1000) -> float:
+    call()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", nargs="?", default="tiny")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--steps", type=int, default=40, help="in a block")
+    parser.add_argument("--rounds", type=int, default=8)
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    main()

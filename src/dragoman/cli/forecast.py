@@ -1,0 +1,122 @@
+"""`dragoman plan`: where the time of computing comes from, and the table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+from dragoman.config import Config
+from dragoman.data.encode import PreparedData
+from dragoman.errors import DataError, RunError
+from dragoman.model import size
+from dragoman.parallel import plan
+from dragoman.report import load_run
+
+USUAL_MFU = 0.35  # share of a GPU's peak that training reaches
+FILL = 0.98  # of the slots hold a real token
+
+
+def vocabulary(config: Config) -> int:
+    try:
+        return len(PreparedData(config.data.folder).vocabulary)
+    except DataError:  # nothing is prepared yet: as many as are asked for
+        return config.subwords.vocab_size
+
+
+def compute_seconds(
+    config: Config, ranks: int, run: Path | None, given: float | None, tflops: float
+) -> tuple[float, str]:
+    """Of one step on all ranks, without exchange; and where the number comes from."""
+    slots = config.train.batch_tokens
+    if given:
+        return given, "as given"
+    if run is None:
+        work = size.flops(config.model, vocabulary(config), FILL * slots, FILL * slots)
+        return work / (ranks * tflops * 1e12 * USUAL_MFU), f"{USUAL_MFU:.0%} of {tflops:g} TFLOP/s a GPU, a guess"
+    record = load_run(run)
+    rows = record.train_rows[len(record.train_rows) // 2 :]
+    if not rows or record.config is None:
+        raise RunError(f"{run}: has no row of metrics yet; let it train for a while, or give --compute-seconds")
+    step = statistics.median(row["step_seconds"] - row.get("exposed_seconds", 0.0) for row in rows)
+    per_slot = step * record.environment["world_size"] / record.config.train.batch_tokens
+    return per_slot * slots / ranks, f"measured in {run}"
+
+
+def setting_of(
+    config: Config, hosts: int, gpus: int, seconds: float, bandwidth: str, latency_ms: float
+) -> plan.Setting:
+    vocab, train = vocabulary(config), config.train
+    at_once = train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
+    return plan.Setting(
+        parameters=size.parameters(config.model, vocab),
+        gathered_once=vocab * config.model.d_model,
+        hosts=hosts,
+        ranks_per_host=gpus,
+        compute_seconds=seconds,
+        bytes_per_s=plan.parse_rate(bandwidth),
+        latency_seconds=latency_ms / 2e3,
+        micro_batches=-(-train.batch_tokens // (hosts * gpus * at_once)),
+        inner_steps=config.parallel.inner_steps,
+        fragments=config.parallel.fragments,
+        gloo=train.device == "cpu",
+    )
+
+
+def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tokens: float, price: float) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"{setting.parameters:,} parameters, {config.train.batch_tokens:,} target slots a step, {setting.hosts} x "
+        f"{setting.ranks_per_host} GPUs, {bandwidth} a machine; computing {setting.compute_seconds:.4f} s a step ({source})"
+    )
+    choices = plan.forecasts(setting)
+    heads = ("strategy", "exact", "sent", "a step", "exposed", "computes", "time", "cost")
+    table = Table(*(Column(head, no_wrap=True) for head in heads), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    steps = tokens / (FILL * config.train.batch_tokens)
+    for each in choices:
+        hours = steps * each.step_seconds / 3600
+        table.add_row(
+            each.name,
+            "yes" if each.exact else "no",
+            f"{each.sent_bytes / 1e6:,.1f} MB",
+            f"{each.step_seconds:.3f} s",
+            f"{each.exposed_seconds:.3f} s",
+            f"{each.efficiency:.0%}",
+            f"{hours:,.1f} h",
+            f"{hours * setting.ranks * price:,.0f}",
+        )
+    console.print(table)
+    best = plan.recommended(choices)
+    keys = [
+        f'parallel.strategy = "{best.strategy}"',
+        *([f'parallel.wire = "{best.wire}"'] if best.wire != "fp32" else []),
+    ]
+    console.print(
+        "exact: the same updates as one process. sent: by each host in a step. exposed: not hidden behind computing"
+    )
+    console.print(f"time and cost of {tokens:,.0f} target tokens at {price:g} a GPU and hour")
+    console.print(f"take {' and '.join(keys)}: {reason(setting, best, choices)}")
+    print(
+        json.dumps(
+            {"setting": asdict(setting), "forecasts": [asdict(each) for each in choices], "recommended": best.name}
+        )
+    )
+
+
+def reason(setting: plan.Setting, best: plan.Forecast, choices: list[plan.Forecast]) -> str:
+    plain = choices[0]
+    if best is plain:
+        return (
+            f"the exchange hides behind computing ({best.efficiency:.0%} of the time computes), and updates are exact"
+        )
+    gain = f"{plain.step_seconds / best.step_seconds:.1f} times faster than ddp, which would wait {1 - plain.efficiency:.0%} of the time"
+    if best.exact:
+        return f"{gain}; the same updates"
+    if best.strategy in ("local", "streaming"):
+        return f"{gain}; hosts agree every {setting.inner_steps} steps, so updates are others than ddp's: see docs/distributed.md"
+    return f"{gain}; gradients are rounded on the wire"

@@ -1,0 +1,132 @@
+"""The model card: what a model is, what it was made from, how good it is, and how to use it; from the files of its run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dragoman import __version__, runs
+from dragoman.config import load_config
+from dragoman.errors import DragomanError
+from dragoman.model.folder import Description
+
+USES = {
+    "dragoman": "dragoman translate . < input.txt\ndragoman serve .",
+    "ctranslate2": "dragoman translate . < input.txt\ndragoman serve .",
+    "huggingface": "python -c \"from transformers import pipeline; print(pipeline('translation', '.')('...'))\"",
+    "onnx": "python -c \"import onnxruntime; onnxruntime.InferenceSession('encoder.onnx')\"",
+}
+
+
+def card(
+    folder: Path, description: Description, parameters: int, kind: str, quantization: str | None, licence: str
+) -> str:
+    run = run_of(folder)
+    pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
+    head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
+    head += [f"license: {licence}"] if licence else []
+    head += ["pipeline_tag: translation", "library_name: dragoman", "tags:", "- translation", "- dragoman", "---"]
+    shape = description.model
+    body = [
+        f"# Translation from {pair}",
+        "",
+        f"A Transformer of {parameters:,} parameters: {shape.encoder_layers} + {shape.decoder_layers} layers, width {shape.d_model}, "
+        f"{shape.heads} heads, {description.vocab_size:,} subwords, style {shape.style}. "
+        f"Format: {kind}{f', weights in {quantization}' if quantization else ''}.",
+        "",
+        *made_of(run, folder),
+        *scores(run, folder),
+        "## Licence",
+        "",
+        licence or "Not stated. Whoever publishes this model should say under which terms, as its training data allow.",
+        "",
+        "## Use",
+        "",
+        "```sh",
+        USES[kind],
+        "```",
+        "",
+        f"Written by dragoman {__version__} on {datetime.now(UTC).date().isoformat()}.",
+    ]
+    return "\n".join([*head, "", *body, ""])
+
+
+def run_of(folder: Path) -> runs.RunFolder | None:
+    run = runs.RunFolder(folder.resolve().parent.parent)
+    return run if run.exists() else None
+
+
+def read(path: Path) -> Any:
+    try:
+        return runs.read_json(path)
+    except DragomanError:
+        return {}
+
+
+def made_of(run: runs.RunFolder | None, folder: Path) -> list[str]:
+    """Data, steps and the commands that make the model again."""
+    origin = read(folder / runs.MANIFEST)
+    if run is None:
+        return before(folder / "README.md") or ["## Origin", "", words_of(origin.get("imported_from")), ""]
+    config, data, machine = load_config(run.config), read(run.data), read(run.environment)
+    lines = ["## Data", ""]
+    for part in ("train", "valid", "test"):
+        if part in data:
+            facts = data[part]
+            size = (facts["source_bytes"] + facts["target_bytes"]) / 1e6
+            dropped = sum(facts.get("dropped", {}).values())
+            lines.append(
+                f"- {part}: {facts['pairs']:,} pairs, {size:,.1f} MB, {facts['target_tokens']:,} target tokens, {dropped:,} dropped"
+            )
+    names = [corpus.name for corpus in config.data.corpora] or [config.data.train_source or config.data.corpus]
+    lines += [f"- corpora: {', '.join(names)}", f"- digest: `{data.get('digest', '')[:16]}`", ""]
+    lines += ["## Training", ""]
+    if config.train.start_from:
+        lines.append(f"- started from `{config.train.start_from}`")
+    averaged = origin.get("averaged_steps")
+    step = f"mean of steps {averaged}" if averaged else f"step {runs.step_of(folder):,} of {config.train.max_steps:,}"
+    lines += [
+        f"- {step}, {config.train.batch_tokens:,} target slots a step, {config.train.optimizer}, {config.schedule.policy} schedule",
+        f"- {machine.get('world_size')} x {machine.get('device_name')}, {machine.get('precision')}, {machine.get('started')}",
+        "",
+        "```sh",
+        "dragoman prepare run.toml",
+        "dragoman train run.toml",
+        "```",
+        "",
+    ]
+    return lines
+
+
+def before(path: Path) -> list[str]:
+    """Data, training and scores as an earlier card told them: the model was exported once already."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    start, end = text.find("\n## "), text.find("\n## Licence")
+    return [*text[start + 1 : end].splitlines(), ""] if 0 <= start < end else []
+
+
+def words_of(source: str | None) -> str:
+    return f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
+
+
+def scores(run: runs.RunFolder | None, folder: Path) -> list[str]:
+    rows: list[str] = []
+    if run is None:
+        return rows
+    for name, score in read(folder / runs.MANIFEST).get("scores", {}).items():
+        rows.append(f"| validation | {name} | {score:.2f} | while training |")
+    known = read(run.scores) if run.scores.is_file() else []
+    for entry in known:
+        if Path(entry["model"]).name == folder.name:
+            rows += [
+                f"| {entry['test_set']} ({entry['sentences']:,}) | {name} | {score['score']:.2f} | {escaped(score['signature'])} |"
+                for name, score in entry["scores"].items()
+            ]
+    if not rows:
+        return []
+    return ["## Scores", "", "| set | metric | score | signature |", "|---|---|---|---|", *dict.fromkeys(rows), ""]
+
+
+def escaped(signature: str) -> str:
+    return signature.replace("|", "\\|")

@@ -1,0 +1,290 @@
+"""Models in the formats of Hugging Face transformers, out and in.
+
+    style tensor2tensor <-> PegasusForConditionalGeneration   norms before sublayers, positions stored in the file
+    style marian        <-> MarianMTModel                     what OPUS-MT publishes
+
+Both have the same names inside, and MarianTokenizer reads the vocabulary of either: source.spm, target.spm, vocab.json. Their
+attention always has biases; where ours has none they are zero. Nothing here needs transformers itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from sentencepiece import sentencepiece_model_pb2 as pieces_format
+from torch import Tensor
+
+from dragoman import runs
+from dragoman.config.schema import Model, Translate
+from dragoman.data.subwords import BOS, EOS, PAD, UNK, Vocabulary
+from dragoman.errors import RunError
+from dragoman.model import folder as model_folder
+from dragoman.model.layers import is_marian
+from dragoman.model.transformer import Transformer
+from dragoman.translate.models import read_whole
+
+POSITIONS = 1024
+SPECIAL = {PAD: "<pad>", EOS: "</s>", BOS: "<s>", UNK: "<unk>"}
+Proto = Any
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def names(section: Model) -> Iterator[tuple[str, list[str]]]:
+    """Our modules, and the modules of theirs that each is made of."""
+    for side, layers in (("encoder", section.encoder_layers), ("decoder", section.decoder_layers)):
+        for layer in range(layers):
+            ours, theirs = f"{side}.{layer}", f"model.{side}.layers.{layer}"
+            yield f"{ours}.attention.query_key_value", [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
+            yield f"{ours}.attention.output", [f"{theirs}.self_attn.out_proj"]
+            yield f"{ours}.attention_norm", [f"{theirs}.self_attn_layer_norm"]
+            if side == "decoder":
+                yield f"{ours}.cross.query", [f"{theirs}.encoder_attn.q_proj"]
+                yield f"{ours}.cross.key_value", [f"{theirs}.encoder_attn.{part}_proj" for part in "kv"]
+                yield f"{ours}.cross.output", [f"{theirs}.encoder_attn.out_proj"]
+                yield f"{ours}.cross_norm", [f"{theirs}.encoder_attn_layer_norm"]
+            yield f"{ours}.feed_forward.inner", [f"{theirs}.fc1"]
+            yield f"{ours}.feed_forward.outer", [f"{theirs}.fc2"]
+            yield f"{ours}.feed_forward_norm", [f"{theirs}.final_layer_norm"]
+        if not is_marian(section):
+            yield f"{side}_norm", [f"model.{side}.layer_norm"]
+
+
+# --- out ---------------------------------------------------------------------------------------------------
+
+
+def write_huggingface(folder: Path, fresh: Path) -> None:
+    model, description, vocabulary = read_whole(folder)
+    if description.source_vocab_size:
+        raise RunError(
+            f"{folder}: has a vocabulary for each side, which these formats of transformers have not; export ctranslate2 or weights"
+        )
+    model_folder.write_tensors(fresh / "model.safetensors", their_tensors(model), {"format": "pt"})
+    runs.write_json(fresh / "config.json", their_config(description))
+    runs.write_json(fresh / "generation_config.json", generation(description.translate))
+    write_tokenizer(fresh, description, vocabulary)
+
+
+def their_tensors(model: Transformer) -> dict[str, Tensor]:
+    ours = model.state_dict()
+    table = model.wave_table(POSITIONS)
+    bias = torch.zeros(len(model.embedding.weight)) if model.output_bias is None else model.output_bias
+    found = {"model.shared.weight": model.embedding.weight, "final_logits_bias": bias[None].clone()}
+    found |= {f"model.{side}.embed_positions.weight": table.clone() for side in ("encoder", "decoder")}
+    for mine, theirs in names(model.section):
+        for part, name in zip(ours[f"{mine}.weight"].chunk(len(theirs)), theirs, strict=True):
+            found[f"{name}.weight"] = part.clone()
+        given = ours.get(f"{mine}.bias", torch.zeros(len(ours[f"{mine}.weight"])))
+        for part, name in zip(given.chunk(len(theirs)), theirs, strict=True):
+            found[f"{name}.bias"] = part.clone()
+    return found
+
+
+def their_config(description: model_folder.Description) -> dict[str, Any]:
+    section, marian = description.model, is_marian(description.model)
+    both = {"attention_heads": section.heads, "ffn_dim": section.d_ff, "layerdrop": 0.0}
+    return {
+        "architectures": ["MarianMTModel" if marian else "PegasusForConditionalGeneration"],
+        "model_type": "marian" if marian else "pegasus",
+        "vocab_size": description.vocab_size,
+        "d_model": section.d_model,
+        "encoder_layers": section.encoder_layers,
+        "decoder_layers": section.decoder_layers,
+        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()},
+        "activation_function": section.activation,
+        "dropout": section.dropout,
+        "attention_dropout": section.attention_dropout,
+        "activation_dropout": section.relu_dropout,
+        "scale_embedding": True,
+        "max_position_embeddings": POSITIONS,
+        "is_encoder_decoder": True,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        **marks(),
+    }
+
+
+def marks() -> dict[str, Any]:
+    marks = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "decoder_start_token_id": BOS}
+    return marks | {"forced_eos_token_id": None}
+
+
+def generation(section: Translate) -> dict[str, Any]:
+    """transformers divides by length^alpha, ours by ((5 + length) / 6)^alpha: the nearest there is, not the same."""
+    limits = {"max_length": POSITIONS // 2, "bad_words_ids": [[PAD], [BOS]]}
+    return {"num_beams": section.beam, "length_penalty": section.length_penalty, **limits, **marks()}
+
+
+def write_tokenizer(fresh: Path, description: model_folder.Description, vocabulary: Vocabulary) -> None:
+    for name, side in (("source.spm", vocabulary.source), ("target.spm", vocabulary)):
+        (fresh / name).write_bytes(side.path.read_bytes())
+    runs.write_json(fresh / "vocab.json", {piece: index for index, piece in enumerate(vocabulary.pieces())})
+    languages = {"source_lang": description.source_lang, "target_lang": description.target_lang}
+    tokens = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "model_max_length": POSITIONS // 2}
+    runs.write_json(fresh / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", **languages, **tokens})
+
+
+# --- in ----------------------------------------------------------------------------------------------------
+
+
+def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Description, list[Proto]]:
+    """Weights, description, and the SentencePiece models of both sides."""
+    config = runs.read_json(folder / "config.json")
+    section = our_section(config, folder)
+    theirs = read_tensors(folder)
+    numbers: dict[str, int] = runs.read_json(folder / "vocab.json")
+    kept = order(numbers, config, folder)
+    weights = our_tensors(theirs, section, kept, folder)
+    tokenizer = folder / "tokenizer_config.json"
+    languages = runs.read_json(tokenizer) if tokenizer.is_file() else {}
+    description = model_folder.Description(
+        section,
+        len(kept),
+        str(languages.get("source_lang") or "en"),
+        str(languages.get("target_lang") or ""),
+        Translate(beam=4),
+    )
+    by_number = {number: piece for piece, number in numbers.items()}
+    listed = [by_number[number] for number in kept[len(SPECIAL) :]]
+    return weights, description, [sided(folder / name, listed) for name in ("source.spm", "target.spm")]
+
+
+def our_section(config: dict[str, Any], folder: Path) -> Model:
+    """Refuses, in one line with all reasons, what our model cannot be."""
+    kind = config.get("model_type")
+    same = [
+        (f"{key}: {config.get(f'encoder_{key}')} and {config.get(f'decoder_{key}')}")
+        for key in ("attention_heads", "ffn_dim")
+        if config.get(f"encoder_{key}") != config.get(f"decoder_{key}")
+    ]
+    expected = {
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "normalize_embedding": False,
+    }
+    wrong = [f"{key} = {config[key]}" for key, value in expected.items() if config.get(key, value) != value]
+    if kind not in ("marian", "pegasus"):
+        wrong.insert(0, f"model_type = {kind!r} (marian and pegasus can be)")
+    elif kind == "marian":
+        wrong += [f"{key} = true" for key in ("normalize_before", "add_final_layer_norm") if config.get(key)]
+    activation: Any = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
+    if activation not in ("relu", "swish"):
+        wrong.append(f"activation_function = {activation!r}")
+    if wrong or same:
+        raise RunError(f"{folder}: cannot be imported: {'; '.join([*wrong, *(f'different {each}' for each in same)])}")
+    return Model(
+        d_model=config["d_model"],
+        heads=config["encoder_attention_heads"],
+        encoder_layers=config["encoder_layers"],
+        decoder_layers=config["decoder_layers"],
+        d_ff=config["encoder_ffn_dim"],
+        dropout=float(config.get("dropout", 0.1)),
+        attention_dropout=float(config.get("attention_dropout", 0.0)),
+        relu_dropout=float(config.get("activation_dropout", 0.0)),
+        style="marian" if kind == "marian" else "tensor2tensor",
+        activation=activation,
+    )
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        if (folder / "model.safetensors").is_file():
+            found = load_file(folder / "model.safetensors")
+        else:  # the format of older repositories; nothing but tensors is unpacked
+            found = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    except Exception as error:  # a border: whatever torch and safetensors say about a broken file
+        raise RunError(f"{folder}: model.safetensors or pytorch_model.bin is missing or damaged ({error})") from None
+    return {name: tensor.float() for name, tensor in found.items()}
+
+
+def order(numbers: dict[str, int], config: dict[str, Any], folder: Path) -> list[int]:
+    """Their number of every piece of ours. The first target slot holds their start mark, whatever it is."""
+    special = {"</s>", "<unk>", "<pad>", "<s>"}
+    missing = [piece for piece in ("</s>", "<unk>", "<pad>") if piece not in numbers]
+    if missing:
+        raise RunError(f"{folder}/vocab.json: has no {missing[0]}")
+    rest = [number for piece, number in sorted(numbers.items(), key=lambda entry: entry[1]) if piece not in special]
+    start = config.get("decoder_start_token_id", numbers["<pad>"])
+    return [numbers["<pad>"], numbers["</s>"], start, numbers["<unk>"], *rest]
+
+
+def our_tensors(theirs: dict[str, Tensor], section: Model, kept: list[int], folder: Path) -> dict[str, Tensor]:
+    def take(name: str) -> Tensor:
+        if name not in theirs:
+            raise RunError(f"{folder}: has no tensor {name}")
+        return theirs[name]
+
+    rows = torch.tensor(kept)
+    shared = next((name for name in SHARED if name in theirs), SHARED[0])
+    found = {"embedding.weight": take(shared)[rows]}
+    for mine, parts in names(section):
+        found[f"{mine}.weight"] = torch.cat([take(f"{name}.weight") for name in parts])
+        bias = torch.cat([take(f"{name}.bias") for name in parts])
+        if is_marian(section) or "norm" in mine or "feed_forward" in mine:
+            found[f"{mine}.bias"] = bias
+        elif bias.any():
+            raise RunError(
+                f"{folder}: cannot be imported: {parts[0]} has biases, which attention of this style has not"
+            )
+    bias = theirs.get("final_logits_bias", torch.zeros(1, len(theirs[shared])))[0][rows]
+    if is_marian(section):
+        found["output_bias"] = bias
+    elif bias.any():
+        raise RunError(f"{folder}: cannot be imported: final_logits_bias is not zero")
+    return found
+
+
+SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")
+
+
+def sided(path: Path, listed: list[str]) -> Proto:
+    """All pieces of both languages in our order, with the scores of one of them; what only the other has is not used."""
+    proto = pieces_format.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except Exception as error:  # a border: protobuf has no exception of its own that is public
+        raise RunError(f"{path}: not a SentencePiece model ({error})") from None
+    kind = pieces_format.ModelProto.SentencePiece
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == kind.NORMAL}
+    lowest = min(scores.values(), default=0.0)
+    del proto.pieces[:]
+    for index, piece in sorted(SPECIAL.items()):
+        proto.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if index == UNK else kind.CONTROL)
+    for piece in listed:
+        known = kind.USER_DEFINED if re.fullmatch(r">>.+<<", piece) else kind.UNUSED
+        proto.pieces.add(
+            piece=piece, score=scores.get(piece, lowest - 10.0), type=kind.NORMAL if piece in scores else known
+        )
+    spec = proto.trainer_spec
+    spec.pad_id, spec.eos_id, spec.bos_id, spec.unk_id = PAD, EOS, BOS, UNK
+    spec.vocab_size = len(proto.pieces)
+    return proto
+
+
+def import_model(path: str | Path, out: str | Path) -> Path:
+    """A model of transformers (a folder on this disk) as a model folder at `out`, whole or not at all."""
+    from dragoman.exporting import vacant
+
+    source, target = Path(path), vacant(Path(out))
+    if not (source / "config.json").is_file():
+        raise RunError(
+            f"{path}: not a model of transformers (config.json is missing); download its files into a folder"
+        )
+    weights, description, sides = read_huggingface(source)
+    with runs.new_folder(target) as fresh:
+        model_folder.write_tensors(fresh / model_folder.WEIGHTS, weights)
+        first, second = (side.SerializeToString() for side in sides)
+        (fresh / model_folder.VOCABULARY).write_bytes(second)
+        if first != second:
+            (fresh / model_folder.SOURCE_VOCABULARY).write_bytes(first)
+        runs.write_text(fresh / model_folder.DESCRIPTION, model_folder.describe(description))
+        read_whole(fresh)  # refused now, not by whoever uses it
+        runs.write_manifest(fresh, {"imported_from": str(source), "time": round(time.time(), 3)})
+    return Path(out)

@@ -1,0 +1,191 @@
+"""What would go wrong on these hosts, found before a run: each finding in words, with what to do about it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from dragoman.errors import TrainingError
+from dragoman.parallel.agent import Message
+from dragoman.parallel.hosts import Cluster, Fleet, Host
+
+MEASURE_SECONDS = 1.0  # for every two hosts, each way
+SKEW_SECONDS = 1.0
+DISK_BYTES = 2 * 10**9  # that should be free beside some checkpoints
+DISK_BYTES_PER_S = 50e6
+PROBE_SECONDS = 300.0
+CLOCK_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`verdict`: ok, warning (it will run, but badly) or stop."""
+
+    verdict: str
+    text: str
+    remedy: str = ""
+
+
+BEFORE_RANKS = Finding("ok", "")
+
+
+def examine(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
+    """Findings one by one, as they are made. Ends early where nothing more can be asked; ranks start only where all is well."""
+    stopped = False
+    for finding in findings(cluster, toml, checkpoint_bytes, model_bytes):
+        if finding is BEFORE_RANKS:
+            if stopped:
+                return
+            continue
+        stopped = stopped or finding.verdict == "stop"
+        yield finding
+
+
+def findings(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
+    with Fleet(cluster, toml, []) as fleet:
+        try:
+            fleet.look()
+        except TrainingError as error:
+            yield Finding("stop", str(error))
+            return
+        yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
+        yield from same(fleet)
+        for host in fleet.hosts:
+            yield from equipment(host, checkpoint_bytes)
+        yield from clocks(fleet)
+        try:
+            fleet.meet()
+        except TrainingError as error:
+            yield Finding("stop", str(error))
+            return
+        yield from network(fleet)
+        fleet.stop_listening()
+        yield BEFORE_RANKS
+        yield from all_reduce(fleet, model_bytes)
+
+
+def same(fleet: Fleet) -> Iterator[Finding]:
+    try:
+        fleet.check_same()
+    except TrainingError as error:
+        yield Finding("stop", str(error))
+        return
+    facts = fleet.hosts[0].facts
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    yield Finding("ok", f"the same versions everywhere: {versions}")
+    yield Finding("ok", f"the same run file and the same prepared data everywhere (digest {facts['data_digest'][:12]})")
+    drivers = {gpu["driver"] for host in fleet.hosts for gpu in host.facts["gpus"]}
+    names = {gpu["name"] for host in fleet.hosts for gpu in host.facts["gpus"]}
+    if len(drivers) > 1:
+        yield Finding("warning", f"GPU drivers differ: {', '.join(sorted(drivers))}", "install the same on all hosts")
+    if len(names) > 1:
+        yield Finding(
+            "warning", f"GPUs differ: {', '.join(sorted(names))}; the slowest sets the pace", "use hosts of one kind"
+        )
+
+
+def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
+    facts, gpus = host.facts, host.facts["gpus"]
+    has = f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})" if gpus else f"no GPU, {facts['cores']} cores"
+    room = len(gpus) or facts["cores"]
+    if host.ranks > room:
+        yield Finding("stop", f"host {host.name}: {has}, for {host.ranks} processes", f"start at most {room} there")
+    else:
+        yield Finding("ok", f"host {host.name}: {has}, for {host.ranks} processes")
+    disk = facts["disk"]
+    told = f"host {host.name}: {disk['free_bytes'] / 1e9:.1f} GB free where run.folder is, written at {disk['bytes_per_s'] / 1e6:.0f} MB/s"
+    needed = DISK_BYTES + 4 * checkpoint_bytes
+    if disk["free_bytes"] < needed:
+        yield Finding("stop", told, f"make room: four checkpoints and some more need {needed / 1e9:.1f} GB")
+    elif disk["bytes_per_s"] < DISK_BYTES_PER_S:
+        yield Finding("warning", told, "checkpoints will take long; choose a faster disk for run.folder")
+    else:
+        yield Finding("ok", told)
+
+
+def clocks(fleet: Fleet) -> Iterator[Finding]:
+    """How far each clock is from ours: the answer is from the middle between asking and hearing."""
+    skews = {}
+    for host in fleet.hosts:
+        offsets = []
+        for _ in range(CLOCK_TRIALS):
+            before = time.time()
+            there = host.ask("clock")["time"]
+            offsets.append((time.time() - before, there - (before + time.time()) / 2))
+        skews[host.name] = min(offsets)[1]
+    apart = max(skews.values()) - min(skews.values())
+    if apart > SKEW_SECONDS:
+        told = ", ".join(f"{name} {skew:+.1f} s" for name, skew in skews.items())
+        yield Finding(
+            "warning",
+            f"clocks are {apart:.1f} s apart: {told}",
+            "let chrony or ntpd set them: times in logs do not fit",
+        )
+    else:
+        yield Finding("ok", f"clocks are less than {max(apart, 0.01):.2f} s apart")
+
+
+def network(fleet: Fleet) -> Iterator[Finding]:
+    """Between every two hosts, each way, one pair at a time: they share the wires."""
+    if len(fleet.hosts) == 1:
+        return
+    for host in fleet.hosts:
+        mbit = host.ask("speed", interface=host.interface)["mbit"]
+        said = f"says {mbit:,} Mbit/s" if mbit else "does not say its speed"
+        yield Finding(
+            "ok", f"host {host.name}: reached by all others at {host.address}, interface {host.interface}, which {said}"
+        )
+    rates = {}
+    for sender, receiver in permutations(fleet.hosts, 2):
+        found = sender.ask("measure", address=receiver.address, port=receiver.port, duration=MEASURE_SECONDS)
+        rates[sender.name, receiver.name] = found["bytes_per_s"]
+        trip = 1e3 * found["round_trip_seconds"]
+        text = f"{sender.name} to {receiver.name}: {found['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s, there and back {trip:.2f} ms"
+        yield Finding("ok", text)
+    best = max(rates.values())
+    for (sender_name, receiver_name), rate in rates.items():
+        if rate < best / 2:
+            text = (
+                f"{sender_name} to {receiver_name} has less than half of the {best * 8 / 1e6:,.0f} Mbit/s of the best"
+            )
+            yield Finding("warning", text, "check cable, port and limits of both: the slowest link sets the pace")
+
+
+def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
+    """The real thing: as many ranks as the run has add up as many bytes as the model has gradients."""
+    if sum(host.ranks for host in fleet.hosts) == 1:
+        return
+    fleet.start(["probe", str(model_bytes)], {}, 0)
+    seconds: list[float] = []
+    deadline = time.monotonic() + PROBE_SECONDS
+    while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
+        with suppress(queue.Empty):
+            host, message = fleet.inbox.get(timeout=0.2)
+            seconds += told_seconds(message)
+            failure = None if "rank" in message else fleet.hear(host, message)
+            if failure:
+                yield Finding(
+                    "stop", f"an all-reduce failed: {failure[1]}", "the lines above say what may be in the way"
+                )
+                return
+    size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"
+    if not seconds:
+        yield Finding(
+            "stop",
+            f"an all-reduce of {size} did not end within {PROBE_SECONDS:.0f} s",
+            "the network is too slow for ddp",
+        )
+        return
+    yield Finding(
+        "ok", f"an all-reduce of {size} takes {seconds[-1]:.3f} s; ddp hides what fits beside the backward pass"
+    )
+
+
+def told_seconds(message: Message) -> list[float]:
+    line: Any = message.get("line", "")
+    return [float(line.removeprefix("seconds "))] if "rank" in message and line.startswith("seconds ") else []

@@ -1,0 +1,67 @@
+"""A job script for Slurm: one task a GPU, told by Slurm which one it is. A job that is preempted or runs out of time saves, and
+goes on from there when it is queued again."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from dragoman.errors import TrainingError
+
+SCRIPT = """#!/bin/bash
+# Written by `dragoman launch --slurm`. Submit it again as it is: it goes on from the newest checkpoint.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={tasks}
+#SBATCH --output={name}-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=TERM@120
+{options}
+set -euo pipefail
+cd {folder}
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+export MASTER_ADDR MASTER_PORT DRAGOMAN_COMMAND={again}
+{interface}
+srun --kill-on-bad-exit=1 --label bash -c '
+  export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={tasks}
+  exec {command}'
+"""
+
+
+def script(
+    run_file: str,
+    overrides: list[str],
+    nodes: int,
+    tasks: int,
+    python: str,
+    folder: str,
+    interface: str,
+    options: list[str],
+) -> str:
+    """Slurm hands SIGTERM to every task two minutes before the end: all ranks then stop together, with a checkpoint."""
+    command = [python, "-m", "dragoman", "train", run_file, *overrides, "--resume"]
+    names = f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME=={interface}" if interface else ""
+    return SCRIPT.format(
+        name=Path(run_file).stem,
+        nodes=nodes,
+        tasks=tasks,
+        options="\n".join(f"#SBATCH {option}" for option in options),
+        folder=shlex.quote(folder),
+        again=shlex.quote("sbatch " + f"{Path(run_file).stem}.sbatch"),
+        interface=names,
+        command=" ".join(shlex.quote(word) for word in command).replace("'", "'\\''"),
+    )
+
+
+def submit(text: str, path: Path) -> int:
+    path.write_text(text, encoding="utf-8")
+    print(f"written: {path}")
+    if not shutil.which("sbatch"):
+        raise TrainingError(
+            f"sbatch is not on this machine; submit {path} from a login node of the cluster: sbatch {path.name}"
+        )
+    return subprocess.run(["sbatch", str(path)], check=False).returncode

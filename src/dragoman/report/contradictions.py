@@ -1,0 +1,198 @@
+"""Numbers of one run that cannot all be true, and readings of them that cannot be true either. Each finding is what disagrees, and why."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator
+
+from dragoman.report import machine, measures, units
+from dragoman.report.read import NotRecorded, RunRecord, number, section, text
+
+Pair = tuple[str, str]
+"""What disagrees, and why it cannot be."""
+
+MIXUPS = (
+    (8.0, 0.12, "bytes were read as bits"),
+    (60.0, 0.05, "seconds were read as minutes, or minutes as hours"),
+    (3600.0, 0.05, "seconds were read as hours"),
+    (1000.0, 0.03, "the unit is off by a thousand"),
+    (1.048576, 0.004, "MB (10^6) and MiB (2^20) were mixed up"),
+)
+SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "": 1.0, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def contradictions(record: RunRecord) -> list[Pair]:
+    """Of the log with itself, and of what people said with the log."""
+    checks = (
+        own_time,
+        own_rates,
+        impossible_scores,
+        impossible_traffic,
+        impossible_power,
+        checkpoint_weight,
+        stated_figures,
+    )
+    found: list[Pair] = []
+    for check in checks:
+        try:
+            found += check(record)
+        except NotRecorded:
+            continue
+    return found
+
+
+def own_time(record: RunRecord) -> Iterator[Pair]:
+    """Steps x seconds a step cannot take longer than the run, nor much less than its training."""
+    times, steps = measures.StepTimes(record), measures.last_step(record)
+    stated = seconds_of(record.stated.get("duration"))
+    if stated and steps and not 0.6 < (ratio := steps * times.mean / stated) < 1.4:
+        took = units.duration(steps * times.mean)
+        yield (
+            f"{units.plural(steps, 'step')} of {units.duration(times.mean)} are {took}, not {units.duration(stated)}",
+            f"that is {units.significant(ratio)} times as long; in {units.duration(stated)} there is room for "
+            f"{stated / times.mean:,.0f} such steps: it is another run, a part of one, or another clock",
+        )
+    if record.origin:
+        return
+    split = measures.TimeSplit(record)
+    if split.other < -0.02 * split.wall:
+        whole, parts = units.duration(split.wall), units.duration(split.wall - split.other)
+        yield (
+            f"The parts of the run take {parts}, the whole run {whole}",
+            "was the clock changed, or two runs written into one folder?",
+        )
+    trained = number(record.last_row, "train_seconds")
+    if trained and not 0.9 < (ratio := times.mean * times.steps / trained) < 1.1:
+        yield (
+            f"Step times add up to {units.duration(times.mean * times.steps)}, train_seconds says {units.duration(trained)}",
+            f"{ratio:.2f} times",
+        )
+
+
+def own_rates(record: RunRecord) -> Iterator[Pair]:
+    """Tokens a second x seconds = tokens."""
+    wrong = []
+    for before, row in zip(record.train_rows, record.train_rows[1:], strict=False):
+        rate, seconds = number(row, "target_tokens_per_s"), number(row, "step_seconds")
+        tokens, earlier, steps = number(row, "target_tokens"), number(before, "target_tokens"), number(row, "steps")
+        if None in (rate, seconds, tokens, earlier, steps) or row["step"] - before["step"] != steps:
+            continue
+        expected = (rate or 0.0) * (seconds or 0.0) * (steps or 0.0)
+        if expected and not 0.95 < ((tokens or 0.0) - (earlier or 0.0)) / expected < 1.05:
+            wrong.append(row["step"])
+    if wrong:
+        yield (
+            f"In {units.plural(len(wrong), 'row')} tokens a second do not agree with tokens and seconds",
+            f"the first is that of step {wrong[0]:,}",
+        )
+
+
+def impossible_scores(record: RunRecord) -> Iterator[Pair]:
+    floor = number(record.environment, "model", "loss_floor")
+    for name, rows in (("training", record.train_rows), ("validation", record.valid_rows)):
+        steps, losses = measures.series(rows, "loss")
+        if floor and losses and min(losses) < floor - 0.01:
+            at = steps[losses.index(min(losses))]
+            yield (
+                f"The {name} loss of step {at:,}, {min(losses):.3f} nats, is below {floor:.4f}, the least that label smoothing allows",
+                "the floor was subtracted from it, as OpenSeq2Seq does, or it is another loss",
+            )
+    for row in record.valid_rows:
+        bleu, nll, perplexity = (number(row, key) for key in ("bleu", "nll", "perplexity"))
+        if bleu is not None and not 0 <= bleu <= 100:
+            yield f"BLEU {bleu:g} at step {row['step']:,}", "BLEU lies between 0 and 100"
+        if nll is not None and perplexity and nll < 90 and not 0.98 < math.exp(nll) / perplexity < 1.02:
+            yield (
+                f"Perplexity {perplexity:.2f} at step {row['step']:,} is not exp({nll:.3f})",
+                "one of the two was changed",
+            )
+
+
+def impossible_traffic(record: RunRecord) -> Iterator[Pair]:
+    for one in machine.traffic(record):
+        if one.link_share and one.link_share > 1.05:
+            yield (
+                f"{one.host} sent {units.bit_rate(one.sent_per_s)} over a link of {units.link_speed(one.link_mbit)}",
+                "the speed of the link or the counter is wrong",
+            )
+    rate, speed = bytes_per_s(record.stated.get("network_rate")), number(record.stated, "link_mbit")
+    if rate and speed and rate * 8 > 1.05e6 * speed:
+        yield f"{units.bit_rate(rate)} over a link of {units.link_speed(speed)}", "more than it carries"
+
+
+def impossible_power(record: RunRecord) -> Iterator[Pair]:
+    for name, rows in machine.gpus(record).items():
+        drawn, limit = machine.mean_of(rows, "power_watts"), machine.mean_of(rows, "power_limit_watts")
+        if drawn and limit and drawn > 1.15 * limit:
+            yield (
+                f"{name} drew {drawn:.0f} W on average, over its limit of {limit:.0f} W",
+                "the limit was changed during the run, or it is another GPU",
+            )
+
+
+def checkpoint_weight(record: RunRecord) -> Iterator[Pair]:
+    """A checkpoint of 12 bytes a parameter is fp32 with Adam's moments; 14 has half-precision copies beside it."""
+    parameters, stated = number(record.environment, "model", "parameters"), record.stated.get("checkpoint")
+    held = size_of(stated)
+    if parameters and held and not any(abs(held / parameters - each) < 0.35 for each in (4, 8, 12, 14)):
+        yield (
+            f"A checkpoint of {units.size(held)} is {held / parameters:.1f} bytes a parameter",
+            "4 are weights, 12 weights and Adam's moments, 14 with half-precision copies",
+        )
+
+
+def stated_figures(record: RunRecord) -> Iterator[Pair]:
+    """What a person read off a screen, `[read]`, against what stood there, by the usual slips with units."""
+    kinds = {"network_rate": bytes_per_s, "step_time": seconds_of, "checkpoint": size_of, "duration": seconds_of}
+    for key, parse in kinds.items():
+        real, said = parse(record.stated.get(key)), parse(section(record.stated, "read").get(key))
+        if key == "step_time" and real is None:
+            real = statistics.fmean(steps) if (steps := measures.series(record.train_rows, "step_seconds")[1]) else None
+        if real and said and (slip := unit_slip(real, said)):
+            yield (
+                f"“{text(section(record.stated, 'read'), key)}” was said, {record.stated.get(key) or units.duration(real)} was measured",
+                slip,
+            )
+
+
+def unit_slip(real: float, said: float) -> str:
+    """Why two numbers for the same thing differ, where a slip with units explains it; empty when they agree."""
+    ratio = max(real, said) / min(real, said)
+    if ratio < 1.02:
+        return ""
+    slip = next((words for factor, room, words in MIXUPS if abs(ratio / factor - 1) < room), "")
+    return f"they differ {units.significant(ratio)} times: {slip or 'no slip with units explains it'}"
+
+
+def amount(value: object, pattern: str) -> tuple[float, str] | None:
+    """The number (of a range, its middle) and the unit at the end of a text such as `180-210 Mbit/s`."""
+    found = re.fullmatch(rf"\s*([\d.,]+)(?:\s*-\s*([\d.,]+))?\s*({pattern})\s*", str(value or ""))
+    if not found:
+        return None
+    numbers = [float(part.replace(",", "")) for part in found.groups()[:2] if part]
+    return statistics.fmean(numbers), found[3]
+
+
+def bytes_per_s(value: object) -> float | None:
+    """`200,000 KB/s`, `1.6 Gbit/s`, `210 Mbps`."""
+    found = amount(value, "[kKMG]?i?(?:B/s|bit/s|bps)")
+    if not found:
+        return None
+    number, unit = found
+    prefix = re.sub("B/s|bit/s|bps", "", unit).replace("K", "k")
+    return number * SCALES[prefix] / (1.0 if unit.endswith("B/s") else 8.0)
+
+
+def size_of(value: object) -> float | None:
+    """`731 MB`, `697 MiB`."""
+    found = amount(value, "[kKMG]?i?B")
+    return found[0] * SCALES[found[1][:-1].replace("K", "k")] if found else None
+
+
+def seconds_of(value: object) -> float | None:
+    """`51 h 55 min 45 s`, `1.946 s`, `2 minutes`."""
+    parts = re.findall(r"([\d.]+)\s*(ms|min|s|h|d)[a-z]*", str(value or ""))
+    return sum(float(number) * TIMES[unit] for number, unit in parts) if parts else None

@@ -1,0 +1,256 @@
+"""Runs of other systems -> RunRecord, as far as their logs go: OpenSeq2Seq, fairseq, Hugging Face, TensorBoard, and figures that people
+published. Losses come out in nats per token, times in seconds; what a log does not say stays empty."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dragoman.config import load_config
+from dragoman.errors import RunError
+from dragoman.report.contradictions import seconds_of
+from dragoman.report.read import RunRecord, Sample, by_step
+from dragoman.runs import Row, RunFolder
+
+NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
+REFERENCE_TAGS = {  # of OpenSeq2Seq
+    "learning_rate": ("train", "learning_rate"),
+    "train_loss": ("train", "loss"),
+    "Loss_Optimization/global_gradient_norm": ("train", "grad_norm"),
+    "Loss_Optimization/loss_scale": ("train", "loss_scale"),
+    "global_step/sec": ("train", "steps_per_s"),
+    "eval_loss": ("valid", "loss"),
+    "Eval_BLEU_Score": ("valid", "teacher_forced_bleu"),
+}
+
+
+def import_run(path: str | Path, run_file: str | None = None) -> RunRecord:
+    """Whatever is there, by its looks. `run_file`: the configuration it is said to have had, to check its learning rates against."""
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"{path}: no such file or folder to import")
+    kind, reader = recognise(path)
+    record = RunRecord(RunFolder(path.with_name(f"{path.name}.report")), f"{kind} ({path.name})")
+    if run_file:
+        record.config = load_config(run_file)
+    try:
+        reader(path, record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: looks like {kind} and cannot be read as such ({error})") from error
+    if not record.train_rows and not record.valid_rows:
+        raise RunError(f"{path}: looks like {kind}, but holds no step that could be read")
+    return record
+
+
+def recognise(path: Path) -> tuple[str, Callable[[Path, RunRecord], None]]:
+    if path.is_dir() or ".tfevents." in path.name:
+        if path.is_dir() and (path / "trainer_state.json").is_file():
+            return "a Hugging Face run", lambda at, record: hugging_face(at / "trainer_state.json", record)
+        return "TensorBoard files", tensorboard
+    if path.suffix == ".toml":
+        return "stated figures", stated
+    if path.suffix == ".json":
+        return "a Hugging Face trainer state", hugging_face
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            if line.startswith("*** Global step") or "OpenSeq2Seq" in line:
+                return "an OpenSeq2Seq log", openseq2seq
+            if "num_updates" in line:
+                return "a fairseq log", fairseq
+    raise RunError(
+        f"{path}: not a log that is known here; OpenSeq2Seq (nohup.out), fairseq, trainer_state.json, TensorBoard files and "
+        "stated.toml are"
+    )
+
+
+# --- logs in lines -----------------------------------------------------------------------------------------
+
+
+def openseq2seq(path: Path, record: RunRecord) -> None:
+    """Its time a step is printed as h:mm:s and includes evaluations; its loss has the floor of label smoothing subtracted; its
+    BLEU was fed the reference and counts subword pieces: none of them is called by our names."""
+    rows, step, sample = dict[tuple[str, int], Row](), 0, {}
+    for line in lines_of(path):
+        if found := re.match(rf"\*\*\* Global step (\d+):.*Train loss:\s*{NUMBER}", line):
+            step = int(found[1]) + 1  # counted from 0
+            rows["train", step] = {"kind": "train", "step": step, "loss": float(found[2])}
+        elif found := re.match(r"time per step = (\d+):(\d+):([\d.]+)", line):
+            seconds = 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
+            rows.setdefault(("train", step), {"kind": "train", "step": step})["step_seconds"] = seconds
+        elif found := re.match(rf"\*\*\*\s+(Validation loss|Eval BL(?:UE|EU) score):\s*{NUMBER}", line):
+            key, scale = ("loss", 1.0) if "loss" in found[1] else ("teacher_forced_bleu", 100.0)
+            rows.setdefault(("valid", step), {"kind": "valid", "step": step})[key] = scale * float(found[2])
+        elif found := re.match(r"\*\*\*\s+Train (Source|Target|Prediction)\[0\]:\s*(.*)", line):
+            sample[found[1]] = found[2]
+            if found[1] == "Prediction":
+                record.probes[step] = [Sample(sample.get("Source", ""), sample.get("Target", ""), found[2])]
+        elif line.startswith("*** Finished training"):
+            record.stated["finished"] = True
+        elif (found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line)) and step:
+            rows.setdefault(("train", step), {"kind": "train", "step": step}).setdefault(
+                "step_seconds", float(found[1])
+            )
+    fill(record, rows.values())
+
+
+def fairseq(path: Path, record: RunRecord) -> None:
+    """Its losses are in bits (base 2): times ln 2 they are nats."""
+    rows, times = [], []
+    for line in lines_of(path):
+        facts = (
+            dict(re.findall(rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)", line.rpartition("INFO")[2]))
+            if "|" in line
+            else loose_json(line)
+        )
+        kind = (
+            "valid"
+            if "| valid" in line or "valid_loss" in facts
+            else "train"
+            if "| train" in line or "ups" in facts
+            else ""
+        )
+        facts = {key.removeprefix(f"{kind}_"): float(value) for key, value in facts.items() if is_number(value)}
+        if when := re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", line):
+            times.append(datetime.fromisoformat(when[1]).timestamp())
+        if not kind or not facts.get("num_updates") or "loss" not in facts:
+            continue
+        row: Row = {"kind": kind, "step": int(facts["num_updates"]), "loss": facts["loss"] * math.log(2)}
+        row |= {"time": times[-1]} if times else {}
+        names = {
+            "nll_loss": "nll",
+            "lr": "learning_rate",
+            "gnorm": "grad_norm",
+            "bleu": "bleu",
+            "wps": "target_tokens_per_s",
+        }
+        row |= {ours: facts[theirs] for theirs, ours in names.items() if theirs in facts}
+        row |= {"nll": row["nll"] * math.log(2)} if "nll" in row else {}
+        row |= {"step_seconds": 1 / facts["ups"]} if facts.get("ups") and kind == "train" else {}
+        if not (
+            "train | epoch" in line and "train_inner" not in line
+        ):  # means over an epoch, which the rows inside it have
+            rows.append(row)
+    fill(record, rows)
+    done = re.search(rf"done training in {NUMBER} seconds", path.read_text(encoding="utf-8", errors="replace"))
+    ran(record, times[0] if times else 0.0, float(done[1]) if done else None)
+
+
+def hugging_face(path: Path, record: RunRecord) -> None:
+    state = json.loads(path.read_text(encoding="utf-8"))
+    rows: list[Row] = []
+    for entry in state["log_history"]:
+        if "train_runtime" in entry:
+            ran(record, 0.0, float(entry["train_runtime"]))
+            speed = {"step_seconds": float(entry["train_runtime"]) / max(1, int(entry["step"]))}
+            rows.append({"kind": "train", "step": int(entry["step"]), "loss": entry.get("train_loss"), **speed})
+        elif "eval_loss" in entry:
+            scores = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
+            rows.append({"kind": "valid", "step": int(entry["step"]), **scores, "seconds": entry.get("eval_runtime")})
+        elif "loss" in entry:
+            keys = ("loss", "learning_rate", "grad_norm", "epoch")
+            rows.append(
+                {"kind": "train", "step": int(entry["step"]), **{key: entry[key] for key in keys if key in entry}}
+            )
+    fill(record, rows)
+    record.stated["planned_steps"] = state.get("max_steps")
+
+
+def tensorboard(path: Path, record: RunRecord) -> None:
+    """The reference's tags, or names of the form train/loss and eval/loss."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folders = {file.parent for file in path.rglob("*.tfevents.*")} if path.is_dir() else {path}
+    rows = dict[tuple[str, int], Row]()
+    for folder in sorted(folders):
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        for tag in events.Tags()["scalars"]:
+            kind, key = REFERENCE_TAGS.get(tag) or tag.replace("eval/", "valid/").rpartition("/")[::2]
+            for event in events.Scalars(tag) if kind in ("train", "valid") else []:
+                step = event.step + (tag in REFERENCE_TAGS and kind == "train")  # the reference counts from 0
+                row = rows.setdefault((kind, step), {"kind": kind, "step": step, "time": event.wall_time})
+                row[key] = event.value * (100.0 if key == "teacher_forced_bleu" else 1.0)
+    for row in rows.values():
+        if row.get("steps_per_s"):
+            row["step_seconds"] = 1 / row["steps_per_s"]
+    fill(record, rows.values())
+    times = [row["time"] for row in rows.values()]
+    if times:
+        record.events = [{"time": min(times), "event": "start", "step": 0}]
+
+
+# --- published figures -------------------------------------------------------------------------------------
+
+
+def stated(path: Path, record: RunRecord) -> None:
+    """A table of figures that somebody wrote down about a run, `[read]` what was read off screens, `[said]` answers that were given."""
+    facts = tomllib.loads(path.read_text(encoding="utf-8"))
+    record.stated = facts
+    ranks, hosts, steps = int(facts.get("ranks", 1)), int(facts.get("hosts", 1)), int(facts["steps"])
+    if "preset" in facts:
+        record.config = load_config(facts["preset"])
+    per_host = max(1, ranks // hosts)
+    parameters, gpu = facts.get("parameters"), facts.get("gpu", {})
+    describe = {
+        "gpus": [{"power_limit_watts": gpu.get("power_limit_watts")}] * per_host if gpu else [],
+        "interfaces": [],
+    }
+    places: list[Row] = [
+        {"host": f"node {at + 1}", "ranks": list(range(at * per_host, (at + 1) * per_host)), **describe}
+        for at in range(hosts)
+    ]
+    model = {"parameters": parameters, "allreduce_bytes": 8 * (ranks - 1) * parameters // ranks} if parameters else {}
+    record.environment = {"world_size": ranks, "device": "cuda" if gpu else "", "hosts": places, "model": model}
+    took, pace = (seconds_of(facts.get(key)) for key in ("duration", "step_time"))
+    row: Row = {"kind": "train", "step": steps, "step_seconds": pace, "time": took or 0.0}
+    fill(record, [row, *({"kind": "valid", **valid} for valid in facts.get("validation", []))])
+    if gpu:
+        sample = {"time": row["time"], "gpus": [gpu] * per_host}
+        record.telemetry = {place["host"]: [sample] for place in places}
+    ran(record, 0.0, took)
+
+
+# --- what all have in common -------------------------------------------------------------------------------
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        yield from (line.rstrip("\n") for line in stream)
+
+
+def loose_json(line: str) -> Row:
+    try:
+        found = json.loads(line[line.index("{") :])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def fill(record: RunRecord, rows: Iterable[Row]) -> None:
+    """Several rows of one step and kind are one."""
+    merged = dict[tuple[str, int], Row]()
+    for row in rows:
+        merged[row["kind"], row["step"]] = merged.get((row["kind"], row["step"]), {}) | row
+    record.train_rows, record.valid_rows = (
+        by_step(list(merged.values()), "train"),
+        by_step(list(merged.values()), "valid"),
+    )
+
+
+def ran(record: RunRecord, begin: float, seconds: float | None) -> None:
+    if seconds:
+        last = max((row["step"] for row in record.train_rows), default=0)
+        stop = {"time": begin + seconds, "event": "stop", "step": last, "reason": "its log says so", "seconds": seconds}
+        record.events = [{"time": begin, "event": "start", "step": 0}, stop]

@@ -1,0 +1,239 @@
+"""Questions about learning: 2 whether the model is fully trained, 3 whether it overfitted."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+from dragoman.report import units
+from dragoman.report.answer import Answer, Evidence
+from dragoman.report.measures import last_step, series, stop_reason
+from dragoman.report.read import NotRecorded, RunRecord, number
+from dragoman.report.stats import Estimate, slope, spread
+from dragoman.report.time_questions import why_it_stopped
+
+FURTHER = 1.1  # ask what the next 10 % of steps would bring
+ENOUGH_BLEU, ENOUGH_LOSS = 0.1, 0.004  # BLEU points and nats: less than this is no reason to go on
+FEWEST = 4  # validations that a trend is read from
+RISEN = 0.01  # of the lowest validation loss: above this it is more than noise
+
+
+class Trend(NamedTuple):
+    """Of one metric over the last validations."""
+
+    key: str
+    last: float
+    gain: Estimate  # by the next 10 % of steps; positive is better
+    points: int
+    line: tuple[float, float]  # over the logarithm of the step: slope, value at 0
+
+    def at(self, step: float) -> float:
+        return self.line[0] * math.log(step) + self.line[1]
+
+    @property
+    def enough(self) -> float:
+        return ENOUGH_BLEU if self.key == "bleu" else ENOUGH_LOSS
+
+    @property
+    def judgement(self) -> str:
+        if self.gain.high < 0:
+            return "worse"
+        if self.gain.high < self.enough:
+            return "flat"
+        return "rising" if self.gain.low > 0 and self.gain.value > self.enough else "unsure"
+
+    def words(self) -> str:
+        unit = "BLEU" if self.key == "bleu" else "nats"
+        digits = 2 if self.key == "bleu" else 4
+        value, low, high = (f"{round(each, digits) + 0.0:+.{digits}f}" for each in self.gain)
+        return f"{value} {unit}{'' if self.key == 'bleu' else ' better'} (90 %: {low} to {high})"
+
+
+def trend(record: RunRecord, key: str) -> Trend | None:
+    """Curves of training are nearly straight over the logarithm of the step: the line through the last third of the validations,
+    at least four, continued."""
+    steps, values = series(record.valid_rows, key)
+    count = max(FEWEST, len(steps) // 3)
+    if len(steps) < FEWEST:
+        return None
+    places = [math.log(step) for step in steps[-count:]]
+    rising = slope(places, values[-count:])
+    if rising is None:
+        return None
+    better = 1.0 if key == "bleu" else -1.0
+    start = fmean(values[-count:]) - rising.value * fmean(places)
+    return Trend(key, values[-1], rising.times(better * math.log(FURTHER)), count, (rising.value, start))
+
+
+def fully_trained(record: RunRecord) -> Answer:
+    """A straight line over the logarithm of the step through the last third of the validations, continued over the next 10 % of steps,
+    with a 90 % interval. Fully trained: even the upper end promises less than 0.1 BLEU and 0.004 nats. The learning rate matters as
+    well: a curve is also flat because the schedule has come to its end."""
+    steps = series(record.valid_rows, "loss")[0]
+    trends = {key: found for key in ("bleu", "loss") if (found := trend(record, key))}
+    evidence = state_evidence(record)
+    for key, found in trends.items():
+        evidence.append((f"Next 10 % of steps, {'BLEU' if key == 'bleu' else 'validation loss'}", found.words()))
+    evidence.append(("Line drawn through", f"{max((f.points for f in trends.values()), default=0)} last validations"))
+    if rate := rate_left(record):
+        evidence.append(("Learning rate now", rate))
+    if has_diverged(record):
+        return Answer(2, "No: training diverged.", evidence, "gap")
+    if not trends:
+        seen = units.plural(len(steps), "validation")
+        raise NotRecorded(f"{seen} recorded, a trend needs {FEWEST}")
+    return Answer(2, trained_verdict(record, trends), evidence, "trend")
+
+
+def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
+    judgements = {key: found.judgement for key, found in trends.items()}
+    said = f"10 % more steps would bring {' and '.join(found.words() for found in trends.values())}"
+    if rate_is_spent(record) and "worse" not in judgements.values():
+        steps, values = series(record.valid_rows, next(iter(trends)))
+        unit = "BLEU" if "bleu" in trends else "nats"
+        since = (
+            f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {values[-1] - values[-2]:+.2f} {unit}"
+        )
+        left = f"the learning rate has come down to {rate_left(record)}"
+        return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
+    if "rising" in judgements.values():
+        return f"No: {said}."
+    if all(judgement == "worse" for judgement in judgements.values()):
+        return f"It is past its best: {said}. Take the best checkpoint, not the last."
+    if "unsure" in judgements.values():
+        return f"Cannot be told for sure: {said}. More validations, or more sentences in them, would tell."
+    return f"Yes: {said}."
+
+
+def rate_left(record: RunRecord) -> str:
+    rates = series(record.train_rows, "learning_rate")[1]
+    return f"{units.rate(rates[-1])}, {units.percent(rates[-1] / max(rates))} of its peak" if any(rates) else ""
+
+
+def rate_is_spent(record: RunRecord) -> bool:
+    _, rates = series(record.train_rows, "learning_rate")
+    return bool(rates) and rates[-1] < 0.05 * max(rates)
+
+
+def has_diverged(record: RunRecord) -> bool:
+    """By its own words, or because the training loss ended far above where it had been for good."""
+    _, losses = series(record.train_rows, "loss")
+    tail = losses[-3:]
+    broken = any(type(row.get("loss")) is float and not math.isfinite(row["loss"]) for row in record.train_rows[-3:])
+    return stop_reason(record) == "diverged" or broken or (len(losses) > 10 and min(tail) > 1.3 * min(losses))
+
+
+def state_evidence(record: RunRecord) -> Evidence:
+    rows = []
+    for last in record.valid_rows[-1:]:
+        words = {"loss": "loss {:.3f} nats per target token", "bleu": "BLEU {:.1f}"}
+        scores = [said.format(value) for key, said in words.items() if (value := number(last, key)) is not None]
+        rows.append((f"Validation at step {last['step']:,}", ", ".join(scores) or units.NOT_RECORDED))
+    steps, scored = series(record.valid_rows, "bleu")
+    if scored:
+        best, at = max(zip(scored, steps, strict=True))
+        rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
+    planned = f" of {record.config.train.max_steps:,} planned" if record.config else ""
+    rows.append(("Steps", f"{units.count(last_step(record))}{planned}"))
+    steps, forced = series(record.valid_rows, "teacher_forced_bleu")
+    if forced:
+        rows.append(
+            (
+                "Its own BLEU: fed the reference, over subword pieces",
+                f"{forced[-1]:.1f}; no sacreBLEU, and not comparable",
+            )
+        )
+    floor = number(record.environment, "model", "loss_floor")
+    if floor is not None:
+        rows.append(("Lowest loss that label smoothing allows", f"{floor:.4f} nats per target token"))
+    return [*rows, ("Why it stopped", why_it_stopped(record))]
+
+
+class Gap(NamedTuple):
+    """Validation loss against that of a slice of the training set, both without dropout, in nats."""
+
+    first: float
+    last: float
+    slope: Estimate | None  # a step, over the second half of the validations
+
+
+def gap(record: RunRecord) -> Gap | None:
+    both = [(row["step"], number(row, "loss"), number(row, "train_slice_loss")) for row in record.valid_rows]
+    gaps = [(step, valid - known) for step, valid, known in both if valid is not None and known is not None]
+    if not gaps:
+        return None
+    later = gaps[len(gaps) // 2 :]
+    return Gap(gaps[0][1], gaps[-1][1], slope([step for step, _ in later], [value for _, value in later]))
+
+
+def overfitting(record: RunRecord) -> Answer:
+    """Validation loss is compared with the loss of a slice of the training set, both with dropout off; training rows have dropout on,
+    which alone can put them above the validation loss. Overfitting: the validation loss has risen by more than 1 % and more than its
+    noise above its lowest value, for the last two validations, while the slice is still learnt. The gap alone proves
+    nothing: a part of it is there because validation text is other text."""
+    steps, losses = series(record.valid_rows, "loss")
+    if not losses:
+        raise record.lacks("metrics.jsonl", "has no validation loss")
+    lowest, at = min(zip(losses, steps, strict=True))
+    evidence = [
+        (f"Validation loss at step {steps[-1]:,}", nats(losses[-1])),
+        ("Lowest validation loss", f"{nats(lowest)}, at step {at:,}"),
+    ]
+    found = gap(record)
+    known_steps, known = series(record.valid_rows, "train_slice_loss")
+    if found:
+        evidence += [
+            (f"Training slice at step {known_steps[-1]:,}, dropout off", nats(known[-1])),
+            ("Generalisation gap, first and last validation", f"{nats(found.first)} and {nats(found.last)}"),
+        ]
+        if found.slope:
+            over = found.slope.times(1000)
+            evidence.append(
+                ("Gap grows per 1,000 steps", f"{over.value:+.4f} nats (90 %: {over.low:+.4f} to {over.high:+.4f})")
+            )
+    else:
+        evidence.append(("Loss of training data without dropout", units.NOT_RECORDED))
+    return Answer(3, overfitting_verdict(record, losses, steps, found), evidence, "gap")
+
+
+def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int], found: Gap | None) -> str:
+    if len(losses) < 2:
+        return "Cannot be told: there is one validation only."
+    if has_diverged(record):
+        return "No: training diverged, which is another illness."
+    lowest = min(losses)
+    at, rise = steps[losses.index(lowest)], losses[-1] - lowest
+    noise = spread([after - before for before, after in pairwise(losses)]) if len(losses) > 4 else 0.0
+    risen = (
+        min(losses[-2:]) - lowest > max(RISEN * lowest, min(noise, rise / 2)) and losses.index(lowest) < len(losses) - 2
+    )
+    falls = known_falls(record, at)
+    beside = (
+        f"; the gap to training data without dropout went from {found.first:.3f} to {found.last:.3f} nats"
+        if found
+        else ""
+    )
+    if risen and falls is not False:
+        return f"Yes, since step {at:,}: the validation loss has risen by {nats(rise)} ({units.percent(rise / lowest)}) since then{beside}."
+    if risen:
+        return f"No: the validation loss has risen since step {at:,}, but so has that of training data: it is training that fails."
+    if found and found.slope and found.slope.low > 0 and found.last > found.first + 0.05 * lowest:
+        return f"Not yet: the validation loss does not rise, but the gap grows{beside}: what is learnt is more and more the training set."
+    if found is None:
+        return "No sign of it: the validation loss has not risen above its noise; training data without dropout is not recorded."
+    return f"No: the validation loss is at its lowest or within noise of it{beside}."
+
+
+def known_falls(record: RunRecord, since: int) -> bool | None:
+    """Whether training data is still learnt after a step: its slice, or else the rows with dropout; None where nobody knows."""
+    rows = record.valid_rows if series(record.valid_rows, "train_slice_loss")[0] else record.train_rows
+    key = "train_slice_loss" if rows is record.valid_rows else "loss"
+    steps, values = series(rows, key)
+    then = [value for step, value in zip(steps, values, strict=True) if step <= since]
+    return values[-1] < then[-1] if then else None
+
+
+def nats(value: float) -> str:
+    return f"{value:.3f} nats"

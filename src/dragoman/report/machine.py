@@ -1,0 +1,297 @@
+"""What the machines did, from spans and telemetry: where a step's time went, what the wires carried, how busy GPUs were."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from dragoman.report import measures
+from dragoman.report.read import RunRecord, number, once, section, sections, text
+from dragoman.runs import Row
+
+PHASES = ("idle", "other", "forward", "backward", "exposed", "optimizer")
+"""Parts of a step by the device's clock, in their order."""
+
+
+class Window(NamedTuple):
+    """A train row with the spans of all ranks, in seconds a step."""
+
+    step: int
+    steps: int
+    seconds: float
+    row: Row
+    ranks: dict[str, list[float]]
+
+    def mean(self, span: str) -> float:
+        return statistics.fmean(self.ranks[span])
+
+    def own(self, rank: int) -> float:
+        """What a rank did itself, waiting for its data and its host included, and not for the other ranks."""
+        return sum(self.ranks[span][rank] for span in PHASES if span != "exposed")
+
+
+@once
+def windows(record: RunRecord) -> list[Window]:
+    """Those that show how the run usually was: the first after every start has compilation and cold caches in it."""
+    found = []
+    starts = {int(number(row, "step") or 0) for row in measures.starts(record)}
+    for span, row in zip(measures.step_spans(record), measures.timed_rows(record), strict=True):
+        spans = record.spans.get(span.step, {})
+        ranks = {name: values for name in (*PHASES, "data", "communication", "cpu") if (values := numbers(spans, name))}
+        whole = len(ranks) == len(PHASES) + 3 and len({len(values) for values in ranks.values()}) == 1
+        if whole and span.step - span.steps not in starts:
+            found.append(Window(span.step, span.steps, span.seconds, row, ranks))
+    return found
+
+
+def numbers(row: Row, key: str) -> list[float]:
+    values = row.get(key)
+    fine = isinstance(values, list) and values and all(type(value) in (int, float) for value in values)
+    return [float(value) for value in values] if fine and isinstance(values, list) else []
+
+
+class Waits(NamedTuple):
+    """Seconds of a usual step that were waiting, by cause."""
+
+    step: float
+    network: float  # the rank that had to wait least still waited that long for gradients
+    ranks: float  # what the others waited longer: for a slower rank
+    data: float
+    host: float  # a GPU had nothing to do, and not because of data
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Shares of the step."""
+        return {name: getattr(self, name) / self.step for name in ("network", "ranks", "data", "host")}
+
+    @property
+    def bound(self) -> str:
+        """The cause that costs most, or "compute" where none costs much."""
+        worst = max(self.causes, key=lambda name: self.causes[name])
+        return worst if self.causes[worst] >= MUCH else "compute"
+
+    def without(self, cause: str) -> float:
+        """How many times as fast steps would be without this waiting."""
+        return 1.0 / max(1.0 - self.causes[cause], 1e-9)
+
+
+MUCH = 0.15  # of a step
+
+
+@once
+def waits(record: RunRecord) -> Waits:
+    """Medians over windows. Raises where no spans are recorded."""
+    found = windows(record)
+    if not found:
+        raise record.lacks("spans.jsonl", "has no whole window after the first")
+    on_gpu = text(record.environment, "device") == "cuda"
+    step = statistics.median(window.seconds for window in found)
+    network = statistics.median(min(window.ranks["exposed"]) for window in found)
+    ranks = statistics.median(window.mean("exposed") - min(window.ranks["exposed"]) for window in found)
+    data = statistics.median(exposed_data(window) for window in found)
+    gaps = statistics.median(window.mean("idle") for window in found) - data
+    host = max(0.0, gaps, unseen_gaps(record, found, step) - data) if on_gpu else 0.0
+    return Waits(step, network, ranks, data, host)
+
+
+def exposed_data(window: Window) -> float:
+    """A GPU that still works while its host waits for data loses nothing."""
+    return statistics.fmean(min(pair) for pair in zip(window.ranks["data"], window.ranks["idle"], strict=True))
+
+
+def unseen_gaps(record: RunRecord, found: list[Window], step: float) -> float:
+    """Time a step in which no kernel ran, between kernels, because the host was late with the next: its sign is that the host never
+    has to wait for the device. NVML's utilisation says how much."""
+    leads = [lead for window in found if (lead := number(window.row, "lead_seconds")) is not None]
+    busy = mean_of(gpu_samples(record), "utilization_percent")
+    if not leads or busy is None or statistics.median(leads) > 0.1 * step:
+        return 0.0
+    return max(0.0, 1.0 - busy / 100.0) * step
+
+
+class Straggler(NamedTuple):
+    rank: int
+    host: str
+    slower: float  # times as long as the median of the others
+    share: float  # of windows in which it was the last
+    cost: float  # share of a step that the others wait for it
+    phase: str  # where it loses most
+
+
+@once
+def straggler(record: RunRecord) -> Straggler | None:
+    """A rank that is slower than the others nearly always. Step time cannot tell who: all take the same; but the slowest has
+    the least to wait."""
+    found = windows(record)
+    if not found or len(found[0].ranks["idle"]) < 2:
+        return None
+    own = [[window.own(rank) for rank in range(len(window.ranks["idle"]))] for window in found]
+    last = [times.index(max(times)) for times in own]
+    rank = statistics.mode(last)
+    others = [statistics.median([*times[:rank], *times[rank + 1 :]]) for times in own]
+    slower = statistics.median(times[rank] / max(other, 1e-9) for times, other in zip(own, others, strict=True))
+    share = last.count(rank) / len(last)
+    late = [times[rank] - other for times, other in zip(own, others, strict=True)]
+    cost = statistics.median(wait / window.seconds for wait, window in zip(late, found, strict=True))
+    if slower < 1.15 or share < 0.75 or cost < 0.05:
+        return None
+
+    def excess(phase: str) -> float:
+        return statistics.fmean(window.ranks[phase][rank] - statistics.median(window.ranks[phase]) for window in found)
+
+    phase = max((name for name in PHASES if name != "exposed"), key=excess)
+    host = next((text(row, "host") for row in record.hosts if rank in row.get("ranks", [])), "")
+    return Straggler(rank, host, slower, share, cost, phase)
+
+
+# --- network -----------------------------------------------------------------------------------------------
+
+
+class Traffic(NamedTuple):
+    """Of one host, over the windows of training."""
+
+    host: str
+    sent_bytes: float  # in all
+    received_bytes: float
+    sent_per_step: float
+    sent_per_s: float
+    link_mbit: float | None
+
+    @property
+    def link_share(self) -> float | None:
+        return self.sent_per_s * 8 / (self.link_mbit * 1e6) if self.link_mbit else None
+
+
+@once
+def traffic(record: RunRecord) -> list[Traffic]:
+    """By host; bytes were counted at the edges of the windows."""
+    found = []
+    for host in record.hosts:
+        rank = next(iter(host.get("ranks") or [0]))
+        rows = [(window, record.spans[window.step]) for window in windows(record)]
+        sent = [column(row, "sent_bytes", rank) for _, row in rows]
+        received = [column(row, "received_bytes", rank) for _, row in rows]
+        steps, seconds = sum(w.steps for w, _ in rows), sum(w.steps * w.seconds for w, _ in rows)
+        if rows and None not in sent and None not in received:
+            total = sum(value or 0.0 for value in sent)
+            arrived = sum(value or 0.0 for value in received)
+            found.append(
+                Traffic(text(host, "host"), total, arrived, total / steps, total / seconds, link_mbit(record, host))
+            )
+    return found
+
+
+def column(row: Row, key: str, rank: int) -> float | None:
+    values = numbers(row, key)
+    return values[rank] if rank < len(values) else None
+
+
+def link_mbit(record: RunRecord, host: Row) -> float | None:
+    """Of the interface that carried most; the fastest where nobody counted."""
+    speeds = {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
+    rows = record.telemetry.get(text(host, "host"), [])
+    if len(rows) > 1:
+        carried = {
+            name: (number(rows[-1], "nics", name, "sent_bytes") or 0.0)
+            - (number(rows[0], "nics", name, "sent_bytes") or 0.0)
+            for name in speeds
+        }
+        busiest = max(carried, key=lambda name: carried[name], default="")
+        return speeds.get(busiest)
+    return max((speed for speed in speeds.values() if speed), default=None)
+
+
+def predicted_per_host(record: RunRecord) -> float | None:
+    """Bytes that the ring of all ranks sends out of every host in a step: neighbours on one host talk inside it."""
+    return number(record.environment, "model", "allreduce_bytes") if len(record.hosts) > 1 else None
+
+
+# --- samples -----------------------------------------------------------------------------------------------
+
+
+@once
+def training_samples(record: RunRecord, host: str) -> list[Row]:
+    """Samples taken while steps were made: not at the start, in a validation or while a checkpoint held training up."""
+    begun = min((row["time"] for row in record.train_rows if "time" in row), default=0.0)
+    ended = max((row["time"] for row in record.train_rows if "time" in row), default=float("inf"))
+    pauses = sorted(
+        (row["time"] - (number(row, "seconds") or 0.0), row["time"])
+        for row in record.events
+        if row.get("event") in ("validation", "checkpoint")
+    )
+
+    def paused(time: float) -> bool:
+        before = bisect(pauses, (time, float("inf")))  # a checkpoint may lie inside a longer validation
+        return any(since <= time <= until for since, until in pauses[max(0, before - 3) : before])
+
+    rows = [row for row in record.telemetry.get(host, []) if begun <= row["time"] <= ended]
+    return [row for row in rows if not paused(row["time"])]
+
+
+@once
+def gpu_samples(record: RunRecord) -> list[Row]:
+    """Of all GPUs that the run used, over all hosts, each with its power limit and its clock's limit."""
+    return [row for rows in gpus(record).values() for row in rows]
+
+
+@once
+def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
+    """`host GPU n` -> its samples, with their times; those taken while steps were made, or all."""
+    found: dict[str, list[Row]] = {}
+    for host in record.hosts:
+        cards, used = sections(host, "gpus"), [card for card in host.get("rank_gpus") or [] if card is not None]
+        name = text(host, "host")
+        samples = training_samples(record, name) if training else record.telemetry.get(name, [])
+        for place, card in enumerate(cards):
+            rows = [
+                sections(row, "gpus")[place] | {"time": row["time"]}
+                for row in samples
+                if place < len(sections(row, "gpus"))
+            ]
+            limits = {key: card.get(key) for key in ("power_limit_watts", "max_sm_clock_mhz", "memory_bytes")}
+            if rows and (place in used or not used):
+                found[f"{text(host, 'host')} GPU {place}"] = [limits | row for row in rows]
+    return found
+
+
+def mean_of(rows: list[Row], key: str) -> float | None:
+    values = [value for row in rows if (value := number(row, key)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def share_of(rows: list[Row], holds: Callable[[Row], bool]) -> float:
+    return sum(map(holds, rows)) / len(rows) if rows else 0.0
+
+
+def rates(rows: list[Row], *keys: str) -> Iterator[tuple[float, float]]:
+    """Times, and growth per second of a counter at `row[key][key]...` between two samples; a counter that fell was reset."""
+    for before, after in pairwise(rows):
+        values = number(before, *keys), number(after, *keys)
+        seconds = after["time"] - before["time"]
+        if values[0] is not None and values[1] is not None and seconds > 0 and values[1] >= values[0]:
+            yield after["time"], (values[1] - values[0]) / seconds
+
+
+def nic_rates(record: RunRecord, host: Row) -> list[tuple[float, float]]:
+    """Bytes sent per second by all interfaces of a host that were described."""
+    rows = record.telemetry.get(text(host, "host"), [])
+    names = [text(link, "name") for link in sections(host, "interfaces")]
+    totals: dict[float, float] = {}
+    for name in names:
+        for time, rate in rates(rows, "nics", name, "sent_bytes"):
+            totals[time] = totals.get(time, 0.0) + rate
+    return sorted(totals.items())
+
+
+@once
+def throttled_share(record: RunRecord, host: str) -> float | None:
+    """Share of the time in which the control group of the main process of a host held it back."""
+    grown = [rate for _, rate in rates(training_samples(record, host), "cpu_throttled_us")]
+    return statistics.fmean(grown) / 1e6 if grown else None
+
+
+def host_row(record: RunRecord, name: str) -> Row:
+    return next((row for row in record.hosts if text(row, "host") == name), section({}, ""))

@@ -1,0 +1,289 @@
+"""Questions about machines: 4 whether the GPUs worked, 5 the network and whether it held the run up, 11 step time against network."""
+
+from __future__ import annotations
+
+import statistics
+
+from dragoman.report import machine, units
+from dragoman.report.answer import Answer, Evidence, Table
+from dragoman.report.contradictions import bytes_per_s
+from dragoman.report.machine import Traffic, Waits, mean_of
+from dragoman.report.measures import series
+from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
+from dragoman.report.stats import Estimate, correlation
+from dragoman.runs import Row
+
+BUSY, WORKING, STRONG = 85.0, 50.0, 0.65  # percent of time, percent of multiprocessors, share of the power limit
+CAUSES = {
+    "compute": "computing itself bounds the step",
+    "network": "the network bounds the step",
+    "ranks": "waiting for a slower rank bounds the step",
+    "data": "waiting for data bounds the step",
+    "host": "the host bounds the step: it hands out work too slowly for its GPUs",
+}
+
+
+def bound_words(found: Waits) -> str:
+    """What holds a step up, and what would be gained without it."""
+    if found.bound == "compute":
+        left = max(found.causes, key=lambda name: found.causes[name])
+        return f"{CAUSES['compute']}; all waiting together is {units.percent(sum(found.causes.values()))} of it, most for {left}"
+    share, faster = found.causes[found.bound], found.without(found.bound)
+    return f"{CAUSES[found.bound]}: {units.percent(share)} of it is that wait, without it steps would be {faster:.2g} times as fast"
+
+
+def wait_evidence(found: Waits) -> Evidence:
+    names = {
+        "network": "for gradients over the network",
+        "ranks": "for slower ranks",
+        "data": "for data",
+        "host": "for the host",
+    }
+    rows = [("Usual step (median of windows)", units.duration(found.step))]
+    rows += [
+        (f"Waiting {words}", f"{units.duration(getattr(found, name))} a step, {units.percent(found.causes[name])}")
+        for name, words in names.items()
+    ]
+    return [*rows, ("What bounds the step", CAUSES[found.bound])]
+
+
+def gpus_used(record: RunRecord) -> Answer:
+    """NVML was asked once a second; samples in validations, checkpoints and before the first row of metrics are left out.
+    Utilisation is the share of time in which any kernel ran, also one that only waits. SM activity (GPM) is the share of
+    multiprocessors that worked; power against its limit shows the same. Busy: above 85 % of the time; working: more than half of the
+    multiprocessors, or where the card does not tell, 65 % of the power limit."""
+    if text(record.environment, "device") not in ("", "cuda"):
+        name = text(record.environment, "device_name") or "unknown"
+        facts = bound_evidence(record)
+        return Answer(4, f"No GPU was used: it ran on the CPU ({name}).", [("Device", name), *facts], "phases")
+    cards = machine.gpus(record)
+    rows = machine.gpu_samples(record)
+    if not rows:
+        raise NotRecorded("telemetry has no sample of a GPU taken while training")
+    busy, active, power = (mean_of(rows, key) for key in ("utilization_percent", "sm_percent", "power_watts"))
+    limit = mean_of(rows, "power_limit_watts")
+    drawn = power / limit if power is not None and limit else None
+    evidence = [
+        ("Utilisation (any kernel running)", percent(busy)),
+        ("SM activity (multiprocessors working)", percent(active)),
+        ("Tensor cores active", percent(mean_of(rows, "tensor_percent"))),
+        ("Power", f"{units.watts(power)} of {units.watts(limit)}, {units.percent(drawn)}"),
+        (
+            "SM clock",
+            f"{units.count(mean_of(rows, 'sm_clock_mhz'))} of {units.count(mean_of(rows, 'max_sm_clock_mhz'), 'MHz')}",
+        ),
+        ("Temperature, highest", celsius(rows)),
+        ("Work done", work(record)),
+        *bound_evidence(record),
+        ("Samples", f"{len(rows):,} of {units.plural(len(cards), 'GPU')}"),
+    ]
+    columns = ("GPU", "Utilisation", "SM activity", "Power", "Clock", "Memory")
+    return Answer(
+        4,
+        gpu_verdict(busy, active, drawn, power, limit),
+        evidence,
+        "gpus",
+        Table(columns, [gpu_row(*card) for card in cards.items()]),
+    )
+
+
+def gpu_verdict(
+    busy: float | None, active: float | None, drawn: float | None, power: float | None, limit: float | None
+) -> str:
+    figures = [f"busy {percent(busy)} of the time"] if busy is not None else []
+    figures += [f"SM activity {percent(active)}"] if active is not None else []
+    figures += [f"{units.watts(power)} of {units.watts(limit)}"] if drawn is not None else []
+    said = ", ".join(figures)
+    working = active >= WORKING if active is not None else drawn >= STRONG if drawn is not None else None
+    if busy is None or working is None:
+        return f"Cannot be told for sure: neither SM activity nor power is recorded ({said or 'nothing is'})."
+    if busy < BUSY:
+        return f"No: {said}. They stood still for {percent(100 - busy)} of the time."
+    if working:
+        return f"Yes: {said}."
+    return f"No, in spite of {percent(busy)} utilisation: {said}. They were waiting inside kernels, most likely for other GPUs or memory."
+
+
+def percent(value: float | None) -> str:
+    return units.percent(None if value is None else value / 100)
+
+
+def celsius(rows: list[Row]) -> str:
+    values = [value for row in rows if (value := number(row, "temperature_celsius")) is not None]
+    return f"{max(values):.0f} °C" if values else units.NOT_RECORDED
+
+
+def work(record: RunRecord) -> str:
+    """Floating-point operations by the model's own count."""
+    rates = [value for row in record.train_rows[1:] if (value := number(row, "target_tokens_per_s")) is not None]
+    per_token, ranks = (
+        number(record.environment, "model", "flops_per_target_token"),
+        number(record.environment, "world_size"),
+    )
+    if not rates or not per_token or not ranks:
+        return units.NOT_RECORDED
+    return f"{units.significant(statistics.median(rates) * per_token / ranks / 1e12)} TFLOP/s a GPU (matrix products of the model)"
+
+
+def gpu_row(name: str, rows: list[Row]) -> tuple[str, ...]:
+    memory = max((value for row in rows if (value := number(row, "memory_used_bytes")) is not None), default=None)
+    return (
+        name,
+        percent(mean_of(rows, "utilization_percent")),
+        percent(mean_of(rows, "sm_percent")),
+        units.watts(mean_of(rows, "power_watts")),
+        units.count(mean_of(rows, "sm_clock_mhz"), "MHz"),
+        units.NOT_RECORDED if memory is None else units.decimal_size(memory),
+    )
+
+
+def bound_evidence(record: RunRecord) -> Evidence:
+    try:
+        return wait_evidence(machine.waits(record))
+    except NotRecorded:
+        return [("Where the time of a step went", units.NOT_RECORDED)]
+
+
+def network(record: RunRecord) -> Answer:
+    """Bytes of every host's interfaces at the edges of the windows of metrics, everybody's traffic included. Predicted: a ring over N
+    ranks sends 2 (N-1)/N times the gradients out of every host. Exposed: time after the end of the backward pass, when only the
+    exchange was left to wait for; of the rank that waited least, because the others may be waiting for that rank. 1 byte = 8 bit."""
+    world = number(record.environment, "world_size")
+    if world is not None and len(record.hosts) == 1:
+        ranks = "One rank" if world == 1 else f"{units.count(world)} ranks on one host"
+        how = "nothing was exchanged" if world == 1 else "gradients never left it"
+        return Answer(5, f"No traffic, and no bottleneck: {ranks}, {how}.", [("Hosts", "1"), *bound_evidence(record)])
+    if not record.spans:
+        return network_by_arithmetic(record)
+    found, waits = machine.traffic(record), machine.waits(record)
+    if not found:
+        raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
+    busiest = max(found, key=lambda one: one.sent_per_s)
+    predicted, spent = machine.predicted_per_host(record), spent_communicating(record)
+    verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
+    verdict += f", {units.percent(busiest.link_share)} of its link" if busiest.link_share is not None else ""
+    said = (
+        "Yes, the network was the bottleneck" if waits.bound == "network" else "No, the network was not the bottleneck"
+    )
+    verdict = f"{said}: {verdict}; {bound_words(waits)}."
+    if waits.bound == "network" and spent and (busiest.link_mbit or 0) * 1e6 > 16 * busiest.sent_per_step / spent:
+        carried = units.bit_rate(busiest.sent_per_step / spent)
+        verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."
+    evidence = [
+        ("Sent a step, predicted (ring, fp32)", units.size(predicted)),
+        ("Measured against predicted", agreement(busiest, predicted)),
+        ("Communication, first to last byte", f"{units.duration(spent)} a step"),
+        ("Rate during the exchange", units.bit_rate(busiest.sent_per_step / spent) if spent else units.NOT_RECORDED),
+        *wait_evidence(waits),
+    ]
+    table = Table(
+        ("Host", "Sent in all", "Sent a step", "Mean rate", "Link", "Share of the link"),
+        [traffic_row(one) for one in found],
+    )
+    return Answer(5, verdict, evidence, "network", table)
+
+
+def network_by_arithmetic(record: RunRecord) -> Answer:
+    """Where nobody measured waiting: what must have been sent, whether the wire carried that, and what it would need."""
+    predicted, times = machine.predicted_per_host(record), series(record.train_rows, "step_seconds")[1]
+    if not predicted or not times:
+        raise record.lacks("spans.jsonl", "has no whole window after the first")
+    step, measured = statistics.fmean(times), bytes_per_s(record.stated.get("network_rate"))
+    needs = {speed: predicted * 8 / (speed * 1e9) for speed in (1, 10)}
+    drawn, limit = (mean_of(machine.gpu_samples(record), key) for key in ("power_watts", "power_limit_watts"))
+    waited = bool(drawn and limit and drawn < 0.5 * limit)
+    said = f"{units.decimal_size(predicted)} must leave a host at every step of {units.duration(step)}, {units.bit_rate(predicted / step)}"
+    if measured and 0.7 < measured * step / predicted < 1.4:
+        said += f", and {units.bit_rate(measured)} were seen on the wire: it is the gradients"
+        likely = "Very probably yes" if waited or needs[10] < step < needs[1] else "It may have been"
+        said = (
+            f"{likely}: {said}{f'; the GPUs drew {drawn:.0f} of {limit:.0f} W, they were waiting' if waited else ''}."
+        )
+    else:
+        said = f"Cannot be told, exposed communication is not recorded; but {said}."
+    rows = [(f"Such a step's exchange at {speed} Gbit/s", units.duration(seconds)) for speed, seconds in needs.items()]
+    seen = [
+        ("Seen on the wire", units.bit_rate(measured)),
+        ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}"),
+    ]
+    return Answer(5, said, [("Sent a step and host, predicted (ring, fp32)", units.size(predicted)), *rows, *seen])
+
+
+def spent_communicating(record: RunRecord) -> float:
+    return statistics.median(min(window.ranks["communication"]) for window in machine.windows(record))
+
+
+def agreement(found: Traffic, predicted: float | None) -> str:
+    if not predicted:
+        return units.NOT_RECORDED
+    ratio = found.sent_per_step / predicted
+    if ratio < 0.7:
+        meaning = "less: gradients are compressed, exchanged less often, or leave by a way that is not counted"
+    elif ratio > 1.3:
+        meaning = "more: other traffic, or segments sent again"
+    else:
+        meaning = "as predicted: it is the gradients"
+    return f"{units.size(found.sent_per_step)}, {ratio:.2f} times: {meaning}"
+
+
+def traffic_row(one: Traffic) -> tuple[str, ...]:
+    sizes = units.decimal_size(one.sent_bytes), units.decimal_size(one.sent_per_step)
+    return (
+        one.host,
+        *sizes,
+        units.bit_rate(one.sent_per_s),
+        units.link_speed(one.link_mbit),
+        units.percent(one.link_share),
+    )
+
+
+def step_and_network(record: RunRecord) -> Answer:
+    """Pearson's r over the windows of metrics, with its 90 % interval: of mean step time with bytes sent a second by the host that sent
+    most, with bytes a step, and with exposed communication. Where every step sends the same bytes, a slower step sends them at a lower
+    rate: r with the rate is then negative by arithmetic and says nothing about the cause. Exposed communication is time, and does."""
+    if len(record.hosts) == 1:
+        return Answer(11, "Not at all: there is one host, and no traffic between nodes.", [("Hosts", "1")])
+    waits, found = machine.waits(record), machine.windows(record)
+    host = max(machine.traffic(record), key=lambda one: one.sent_per_s, default=None)
+    if host is None:
+        raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
+    rank = machine.host_row(record, host.host)["ranks"][0]
+    sent = [machine.column(record.spans[window.step], "sent_bytes", rank) or 0.0 for window in found]
+    seconds = [window.seconds for window in found]
+    with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(sent, found, strict=True)])
+    with_bytes = correlation(seconds, [many / w.steps for many, w in zip(sent, found, strict=True)])
+    with_wait = correlation(seconds, [min(window.ranks["exposed"]) for window in found])
+    verdict = f"Correlation of step time with exposed communication is {coefficient(with_wait)}, "
+    verdict += f"with bytes a second {coefficient(with_rate)}; "
+    evidence = [
+        ("r of step time and bytes a second", coefficient(with_rate, long=True)),
+        ("r of step time and bytes a step", coefficient(with_bytes, long=True)),
+        ("r of step time and exposed communication", coefficient(with_wait, long=True)),
+        ("Windows of metrics compared", units.count(len(found))),
+        (
+            "Exposed communication a step",
+            f"{units.duration(waits.network)}, {units.percent(waits.causes['network'])} of it",
+        ),
+        ("Measured against predicted bytes", agreement(host, machine.predicted_per_host(record))),
+    ]
+    return Answer(11, f"{verdict}{meaning(waits, with_wait)}.", evidence, "step_and_network")
+
+
+def meaning(waits: Waits, with_wait: Estimate | None) -> str:
+    share = units.percent(waits.causes["network"])
+    if waits.bound == "network":
+        return f"what it means: {share} of every step is waiting for the network, whatever the correlation"
+    if with_wait and with_wait.low > 0.5 and waits.causes["network"] > 0.05:
+        return f"what it means: steps differ by what the network adds, but it is only {share} of a step"
+    return f"what it means: the network adds {share} to a step, and other causes make steps differ"
+
+
+def coefficient(found: Estimate | None, *, long: bool = False) -> str:
+    if found is None:
+        return "undefined (too few windows, or nothing varies)"
+    return f"{found.value:+.2f}" + (f" (90 %: {found.low:+.2f} to {found.high:+.2f})" if long else "")
+
+
+def links(host: Row) -> str:
+    speeds = {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
+    return ", ".join(f"{name} {units.link_speed(speed)}" for name, speed in speeds.items()) or units.NOT_RECORDED

@@ -1,0 +1,150 @@
+"""Dynamic batching: texts of all waiting requests are translated together, and no request can hold up the others.
+
+request --submit--> waiting jobs --a few texts of each--> one batch --> the model's thread --> futures of the texts
+
+While a batch is translated the next one gathers: nobody waits for a timer. A request that would have to wait longer than
+`most_wait_seconds`, at the speed measured so far, is refused at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dragoman.translate.request import Request
+from dragoman.translate.translator import Translation
+
+log = logging.getLogger(__name__)
+
+FIRST_GUESS = 5_000.0  # characters/s, until something was measured
+MEMORY = 0.8  # of the measured speed
+
+
+class Busy(Exception):
+    """The queue is full; carries the seconds after which to try again."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+
+class Searches(Protocol):
+    """What a batcher needs of a translator."""
+
+    def search(
+        self, texts: list[str], request: Request, *, split: bool = False, alignment: bool = False
+    ) -> list[list[Translation]]: ...
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How texts are to be translated: only equal wishes share a batch."""
+
+    request: Request
+    alignment: bool = False
+
+
+@dataclass
+class Job:
+    """The texts of one request."""
+
+    wish: Wish
+    texts: deque[tuple[str, Future[list[Translation]]]] = field(default_factory=deque)
+
+    def cancel(self) -> None:
+        """Whoever asked has left: what is not yet begun is not done."""
+        for _, future in self.texts:
+            future.cancel()
+
+
+class Batcher:
+    def __init__(
+        self,
+        translator: Searches,
+        *,
+        most_wait_seconds: float = 5.0,
+        batch_characters: int = 4_000,
+        told: Callable[[int, float], None] = lambda texts, seconds: None,
+    ):
+        self.translator, self.told = translator, told
+        self.most_wait_seconds, self.batch_characters = most_wait_seconds, batch_characters
+        self.jobs: deque[Job] = deque()
+        self.changed = threading.Condition()
+        self.waiting_characters = 0
+        self.speed = FIRST_GUESS
+        self.closing = False
+        self.thread = threading.Thread(target=self.work, name="translate", daemon=True)
+        self.thread.start()
+
+    def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
+        """A future for every text, or Busy. An empty queue takes any request."""
+        job = Job(wish, deque((text, Future()) for text in texts))
+        futures = [future for _, future in job.texts]
+        with self.changed:
+            wait = self.waiting_characters / self.speed
+            if self.closing or (self.waiting_characters and wait > self.most_wait_seconds):
+                raise Busy(max(1.0, wait - self.most_wait_seconds))
+            self.waiting_characters += sum(map(weight, texts))
+            if texts:
+                self.jobs.append(job)
+            self.changed.notify()
+        return job, futures
+
+    def next_batch(self) -> tuple[Wish, list[tuple[str, Future[list[Translation]]]]] | None:
+        """A few texts of every job that wishes the same as the first one; None when all is done and nothing more comes."""
+        with self.changed:
+            while not self.jobs:
+                if self.closing:
+                    return None
+                self.changed.wait()
+            wish, batch, left = self.jobs[0].wish, [], self.batch_characters
+            alike = [job for job in self.jobs if job.wish == wish]
+            while left > 0 and alike:
+                for job in list(alike):
+                    text, future = job.texts.popleft()
+                    self.waiting_characters -= weight(text)
+                    if future.set_running_or_notify_cancel():
+                        batch.append((text, future))
+                        left -= weight(text)
+                    if not job.texts:
+                        alike.remove(job)
+                        self.jobs.remove(job)
+            if self.jobs:  # another wish is next
+                self.jobs.rotate(-1)
+            return wish, batch
+
+    def work(self) -> None:
+        while (found := self.next_batch()) is not None:
+            wish, batch = found
+            if not batch:
+                continue
+            start = time.perf_counter()
+            texts = [text for text, _ in batch]
+            try:
+                results = self.translator.search(texts, wish.request, split=True, alignment=wish.alignment)
+            except Exception as error:  # a border: the request is told, the server lives on
+                log.exception("a batch of %d texts failed", len(texts))
+                for _, future in batch:
+                    future.set_exception(error)
+                continue
+            seconds = time.perf_counter() - start
+            self.speed = MEMORY * self.speed + (1 - MEMORY) * sum(map(weight, texts)) / max(1e-6, seconds)
+            self.told(len(texts), seconds)
+            for (_, future), result in zip(batch, results, strict=True):
+                future.set_result(result)
+
+    def close(self, patience_seconds: float) -> None:
+        """Finish what waits, take nothing new."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify()
+        self.thread.join(patience_seconds)
+
+
+def weight(text: str) -> int:
+    """Characters, and a little for a text as such."""
+    return len(text) + 20

@@ -1,0 +1,84 @@
+"""Several processes that translate together, each with a GPU of its own where there are some."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+from dragoman import runs
+from dragoman.errors import Unfinished
+from dragoman.translate.request import Request
+from dragoman.translate.translator import Translation, Translator
+
+MOST_AT_ONCE = 4096  # texts of one task
+
+_translator: Translator  # of this process
+
+
+def search_together(
+    processes: int,
+    model: Path,
+    opening: dict[str, Any],
+    texts: list[str],
+    request: Request,
+    options: dict[str, Any],
+    progress: runs.Progress,
+) -> list[list[Translation]]:
+    """As Translator.search: `opening` goes to Translator.load, `options` to the search; prefixes are dealt out with the texts."""
+    context = multiprocessing.get_context("spawn")
+    numbers: Queue[int] = context.Queue()
+    for number in range(processes):
+        numbers.put(number)
+    prefixes = options.pop("prefixes") or [""] * len(texts)
+    size = max(1, min(MOST_AT_ONCE, -(-len(texts) // (4 * processes))))
+    found: dict[int, list[list[Translation]]] = {}
+    done = 0
+    try:
+        with ProcessPoolExecutor(processes, context, enter, (numbers, model, opening)) as pool:
+            work = {
+                pool.submit(search, texts[at : at + size], prefixes[at : at + size], request, options): at
+                for at in range(0, len(texts), size)
+            }
+            for task in as_completed(work):
+                found[work[task]] = task.result()
+                done += len(found[work[task]])
+                progress("translating", done, len(texts), f"sentences, {processes} processes")
+    except BrokenProcessPool:
+        raise Unfinished(
+            "a translating process died (out of memory?); nothing was written. Try fewer --processes"
+        ) from None
+    return [each for at in sorted(found) for each in found[at]]
+
+
+def enter(numbers: Queue[int], model: Path, opening: dict[str, Any]) -> None:
+    """In a fresh process, before torch is imported: one GPU is all it sees."""
+    global _translator
+    visible = gpus()
+    if visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[numbers.get() % len(visible)]
+    else:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    _translator = Translator.load(model, **opening)
+
+
+def search(texts: list[str], prefixes: list[str], request: Request, options: dict[str, Any]) -> list[list[Translation]]:
+    return _translator.search(texts, request, prefixes=prefixes, **options)
+
+
+def gpus() -> Sequence[str]:
+    """Names of the GPUs that this process may use, asked of the driver: torch would take hold of them."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []

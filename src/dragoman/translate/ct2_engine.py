@@ -1,0 +1,100 @@
+"""CTranslate2: the engine for CPUs. It follows the same search; scores are brought to our length penalty here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dragoman.data.subwords import Vocabulary
+from dragoman.errors import ConfigError, RunError, require_extra
+from dragoman.translate.request import Hypothesis, Request
+
+NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
+
+
+class CTranslate2Engine:
+    name = "ctranslate2"
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int | None = None):
+        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
+        library = require_extra("ctranslate2", "export", "translating with CTranslate2")
+        threads = threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+        try:
+            self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"{folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
+        self.seed = library.set_random_seed
+        self.source_pieces, self.pieces = vocabulary.source.pieces(), vocabulary.pieces()
+        self.ids = {piece: index for index, piece in enumerate(self.pieces)}
+
+    @classmethod
+    def converted(cls, folder: Path, vocabulary: Vocabulary) -> CTranslate2Engine:
+        """From a model folder, in fp32: the translations are those of the model itself."""
+        from dragoman.translate.ct2_model import write_ctranslate2
+
+        with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
+            write_ctranslate2(folder, Path(temporary), None)
+            return cls(Path(temporary), vocabulary)
+
+    def slots(self) -> int:
+        return 2048
+
+    def search(
+        self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
+    ) -> list[list[Hypothesis]]:
+        if request.groups > 1:
+            raise ConfigError(["a diverse beam (groups) is not in CTranslate2; choose engine torch"], "translate")
+        if request.sample:
+            self.seed(request.seed)
+        if not attention:
+            found = self.search_batch(sources, prefixes, request) if sources else []
+            for index, hypotheses in enumerate(found):  # CTranslate2 has one limit for all, ours is a sentence's own
+                limit = len(sources[index]) - 1 + request.extra_length
+                if len(sources) > 1 and len(hypotheses[0].ids) > limit:
+                    found[index] = self.search_batch([sources[index]], [prefixes[index]], request)[0]
+            return found
+        # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
+        return [
+            self.search_batch([source], [prefix], request, attention=True)[0]
+            for source, prefix in zip(sources, prefixes, strict=True)
+        ]
+
+    def search_batch(
+        self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
+    ) -> list[list[Hypothesis]]:
+        results = self.translator.translate_batch(
+            [[self.source_pieces[index] for index in source[:-1]] for source in sources],
+            target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
+            max_decoding_length=max(map(len, sources)) - 1 + request.extra_length,
+            min_decoding_length=0,
+            max_input_length=0,
+            length_penalty=NO_PENALTY,
+            return_scores=True,
+            return_attention=attention,
+            **self.options(request),
+        )
+        return [self.hypotheses(result, request) for result in results]
+
+    @staticmethod
+    def options(request: Request) -> dict[str, Any]:
+        if not request.sample:
+            return {"beam_size": request.beam, "num_hypotheses": request.beam}
+        return {
+            "beam_size": 1,
+            "num_hypotheses": request.n_best,
+            "sampling_topk": request.top_k,
+            "sampling_topp": request.top_p,
+            "sampling_temperature": request.temperature,
+        }
+
+    def hypotheses(self, result: Any, request: Request) -> list[Hypothesis]:
+        attention = result.attention or [[] for _ in result.hypotheses]
+        found = [
+            Hypothesis(
+                [self.ids[piece] for piece in pieces], score / request.penalty(len(pieces) + 1), rows[: len(pieces)]
+            )
+            for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
+        ]
+        return sorted(found, key=lambda hypothesis: -hypothesis.score)[: request.n_best]

@@ -1,0 +1,66 @@
+"""Which folder is meant: a run (its best checkpoint), a checkpoint, a model folder, an export to CTranslate2. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dragoman import runs
+from dragoman.config import load_config
+from dragoman.data.subwords import Vocabulary
+from dragoman.errors import RunError
+from dragoman.model import folder as model_folder
+
+if TYPE_CHECKING:
+    from dragoman.model.transformer import Transformer
+
+CT2_WEIGHTS = "model.bin"
+
+
+def find_model(path: Path) -> Path:
+    """The folder with the weights: `path` itself, or the best checkpoint of the run at `path`."""
+    if not path.is_dir():
+        raise RunError(f"{path}: no such folder. Name a run, a checkpoint or an exported model")
+    if not (path / model_folder.DESCRIPTION).is_file():
+        if is_ctranslate2(path):
+            raise RunError(f"{path}: a CTranslate2 model without {model_folder.DESCRIPTION}; export it again")
+        return best_checkpoint(runs.open_run(path))
+    if (path / runs.MANIFEST).is_file() and (problem := runs.damage(path)):
+        raise damaged(path, problem)
+    return path
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    return (folder / CT2_WEIGHTS).is_file()
+
+
+def damaged(path: Path, problem: str) -> RunError:
+    return RunError(f"{path}: damaged, {problem}. Name another checkpoint of the run")
+
+
+def best_checkpoint(run: runs.RunFolder) -> Path:
+    """The best one that is whole; of those without a score the newest."""
+    ranked = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
+    refusal = RunError(f"{run.path}: has no checkpoint yet")
+    for number, path in enumerate(dict.fromkeys(ranked)):  # verifying reads every byte: each of them once
+        problem = runs.damage(path)
+        if problem is None:
+            return path
+        refusal = damaged(path, problem) if number == 0 else refusal
+    raise refusal
+
+
+def read_whole(folder: Path) -> tuple[Transformer, model_folder.Description, Vocabulary]:
+    """The three parts of a model, refused when they do not belong together."""
+    if is_ctranslate2(folder):
+        raise RunError(
+            f"{folder}: a CTranslate2 model holds no weights to go on from; name the run or model it was made from"
+        )
+    model, description = model_folder.read_model(folder)
+    vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
+    found, wanted = (len(vocabulary), vocabulary.source_size), (description.vocab_size, description.source_vocab_size)
+    if found != wanted:
+        which = found[0] == wanted[0]  # then it is the source
+        whose = "the source vocabulary" if which else "the vocabulary"
+        raise RunError(f"{folder}: {whose} has {found[which]} pieces, the model {wanted[which]}")
+    return model, description, vocabulary

@@ -1,0 +1,319 @@
+"""The model in torch: batches of fixed shapes, whose steps a GPU records once and then replays without the host.
+
+    sources --pad--> rows x slots --start--> memory of the source --advance, advance, ...--> harvest
+                                                                        '- when many rows are done, the others go on as a smaller batch
+
+Batches of any shape share one piece of memory (`Arena`): a recorded step finds its tensors where they were."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.data.subwords import BOS, EOS, PAD
+from dragoman.model.layers import KeyValue
+from dragoman.model.transformer import Cache, Transformer
+from dragoman.translate.request import Hypothesis, Request
+from dragoman.translate.search import NEVER, Beams, advance, harvest
+
+log = logging.getLogger(__name__)
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+ROWS = sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(13))})  # of a batch on a GPU
+MOST_RECORDED = 256  # steps of different shapes; each takes a few MB
+NOTHING = Hypothesis([], NEVER)  # a model of NaNs ends nothing: an empty translation, not an endless search
+
+
+class TorchEngine:
+    """Searches with a Transformer on its device. `precision`: "fp32", "fp16", "bf16", or auto: fp16 on a GPU, else as it is."""
+
+    name = "torch"
+
+    def __init__(self, model: Transformer, precision: str = "auto"):
+        self.device = model.embedding.weight.device
+        self.on_gpu = self.device.type == "cuda"
+        if precision == "auto":
+            precision = "fp16" if self.on_gpu else "fp32"
+        self.model = in_precision(model, PRECISIONS[precision])
+        self.arena = Arena(self.device)
+        self.recorder = Recorder(self.on_gpu)
+        self.look_every, self.tile = (4, 32) if self.on_gpu else (1, 16)
+
+    def slots(self) -> int:
+        """On a GPU as many as keep it busy and leave most of the free memory alone."""
+        if not self.on_gpu:
+            return 8192
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        section = self.model.section
+        per_slot = 4 * 4 * section.d_model * section.decoder_layers * self.model.embedding.weight.itemsize
+        return max(1024, min(65_536, int(0.3 * free) // per_slot))
+
+    @torch.no_grad()
+    def search(
+        self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
+    ) -> list[list[Hypothesis]]:
+        if not sources:
+            return []
+        if request.sample:
+            torch.manual_seed(request.seed)
+        limits = [
+            max(len(source) - 1 + request.extra_length, len(prefix) + 1)
+            for source, prefix in zip(sources, prefixes, strict=True)
+        ]
+        each = [index for index in range(len(sources)) for _ in range(request.rows)]
+        searched = [(sources[index], limits[index], prefixes[index]) for index in each]
+        found = self.search_rows(searched, request)
+        results = []
+        for first in range(0, len(each), request.rows):
+            together = [ended for row in found[first : first + request.rows] for ended in likeliest(row, request)]
+            if request.groups > 1:  # two groups may end with the same
+                together = list({tuple(hypothesis.ids): hypothesis for hypothesis in together}.values())
+            together.sort(key=lambda hypothesis: -hypothesis.score)
+            results.append(together[: request.n_best] or [NOTHING])
+        return self.with_attention(sources, results) if attention else results
+
+    def search_rows(
+        self, searched: list[tuple[list[int], int, list[int]]], request: Request
+    ) -> list[list[tuple[list[int], float]]]:
+        """What has ended in every row, a row being a source, its limit and its prefix."""
+        owners = list(range(len(searched)))
+        results: list[list[tuple[list[int], float]]] = [[] for _ in searched]
+        batch = self.begin(searched, request)
+        position = 0
+        while True:
+            for _ in range(self.look_every):
+                batch.step(position)
+                position += 1
+            done = batch.beams.done_B.view(-1, request.groups).all(1).tolist()  # waits for the device
+            done = [is_done for is_done in done for _ in range(request.groups)][: len(owners)]  # groups leave together
+            left = [row for row, is_done in enumerate(done) if not is_done]
+            rows = self.rows_for(len(left), request)
+            if left and rows > 0.7 * batch.beams.shape[0]:
+                continue
+            leaving = [row for row, is_done in enumerate(done) if is_done]
+            for row, ended in zip(leaving, harvest(batch.beams, self.index(leaving)), strict=True):
+                results[owners[row]] = ended
+            if not left:
+                return results
+            owners = [owners[row] for row in left]
+            batch = batch.smaller(self.index(left + leaving[:1] * (rows - len(left))), len(left), position)
+
+    def begin(self, searched: list[tuple[list[int], int, list[int]]], request: Request) -> Batch:
+        rows = self.rows_for(len(searched), request)
+        limits = [limit for _, limit, _ in searched]
+        width = round_up(max(len(source) for source, _, _ in searched), 16 if self.on_gpu else 1)
+        slots = round_up(max(limits) + 1 + self.look_every, self.tile)
+        spare = [[EOS]] * (rows - len(searched))
+        source, segment = padded([source for source, _, _ in searched] + spare, self.device, width)
+        forced = [prefix + [-1] * (slots - len(prefix)) for _, _, prefix in searched]
+        batch = Batch(self, request, rows, width, slots)
+        batch.source.copy_(source)
+        batch.segment.copy_(segment)
+        batch.beams.begin(
+            torch.tensor(limits + [0] * len(spare), device=self.device),
+            torch.tensor(forced + [[-1] * slots] * len(spare), device=self.device),
+        )
+        batch.start()
+        return batch
+
+    def rows_for(self, count: int, request: Request) -> int:
+        """On a GPU one of a few numbers of rows, so that recorded steps are used again."""
+        if not self.on_gpu:
+            return count
+        sentences = count // request.groups
+        return next((rows for rows in ROWS if rows >= sentences), sentences) * request.groups
+
+    def index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+
+    def with_attention(self, sources: list[list[int]], results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Once more through the model with the translation given; of every sentence by itself, as long ones are rare."""
+        return [
+            [
+                Hypothesis(found.ids, found.score, self.attention(source, found.ids) if found.ids else [])
+                for found in hypotheses
+            ]
+            for source, hypotheses in zip(sources, results, strict=True)
+        ]
+
+    def attention(self, source: list[int], ids: list[int]) -> list[list[float]]:
+        rows = self.index(source)[None], self.index([BOS, *ids[:-1]])[None]
+        ones = [torch.ones_like(row) for row in rows]
+        weights: list[list[float]] = self.model.attention_to_source(rows[0], ones[0], rows[1], ones[1])[0].tolist()
+        return weights
+
+
+def likeliest(row: list[tuple[list[int], float]], request: Request) -> list[Hypothesis]:
+    """Of all that ended, as many as the beam is wide, by their log-probability: as CTranslate2 chooses."""
+    ended = [Hypothesis(*each) for each in row]
+    return sorted(ended, key=lambda found: -found.score * request.penalty(len(found.ids) + 1))[: request.width]
+
+
+class Batch:
+    """Rows of one shape in the arena."""
+
+    def __init__(self, engine: TorchEngine, request: Request, rows: int, width: int, slots: int):
+        self.engine, self.request = engine, request
+        self.shape = (rows, width, slots)
+        model, arena = engine.model, engine.arena
+        section, dtype = model.section, model.embedding.weight.dtype
+        head = section.d_model // section.heads
+        self.source = arena.take("source", (rows, width), torch.int64)
+        self.segment = arena.take("segment", (rows, width), torch.int64)
+
+        def pairs(name: str, *shape: int) -> list[KeyValue]:
+            return [
+                (arena.take(f"{name} key {layer}", shape, dtype), arena.take(f"{name} value {layer}", shape, dtype))
+                for layer in range(section.decoder_layers)
+            ]
+
+        self.cache = Cache(
+            pairs("source", rows, section.heads, width, head),
+            arena.take("mask", (rows, 1, 1, width), dtype),
+            pairs("target", rows, section.heads, slots, request.width, head),
+        )
+        self.beams = arena.beams(rows, request.width, slots)
+        if arena.grew:
+            engine.recorder.forget()
+            arena.grew = False
+
+    def start(self) -> None:
+        for key, value in self.cache.past:  # what is not seen has weight 0, but 0 times NaN is NaN
+            key.zero_()
+            value.zero_()
+        self.engine.recorder.run(("start", self.shape), self.encode)
+
+    def encode(self) -> None:
+        memory, mask = self.engine.model.start(self.source, self.segment)
+        for kept, fresh in zip(self.cache.memory, memory, strict=True):
+            kept[0].copy_(fresh[0])
+            kept[1].copy_(fresh[1])
+        self.cache.cross_mask.copy_(mask)
+
+    def step(self, position: int) -> None:
+        slots = min(self.shape[2], round_up(position + 1, self.engine.tile))
+        act = self.engine.recorder.act_eagerly if self.request.sample else self.engine.recorder.run
+        act(
+            ("step", self.shape, slots, self.request),
+            lambda: advance(self.engine.model, self.cache, self.beams, self.request, slots),
+        )
+
+    def smaller(self, rows: Tensor, real: int, filled: int) -> Batch:
+        """Go on with these rows; those after the first `real` ones only fill the batch."""
+        # Both lie in the same memory: what goes on is copied aside, layer by layer, before its new place is written.
+        beams = self.beams.taken(rows)
+        memory = [(key[rows], value[rows]) for key, value in self.cache.memory]
+        mask = self.cache.cross_mask[rows]
+        old = self.cache.past
+        batch = Batch(self.engine, self.request, len(rows), *self.shape[1:])
+        for (key, value), (new_key, new_value) in zip(old, batch.cache.past, strict=True):
+            new_key[:, :, :filled].copy_(key[rows, :, :filled].clone())
+            new_value[:, :, :filled].copy_(value[rows, :, :filled].clone())
+        for kept, fresh in zip(batch.cache.memory, memory, strict=True):
+            kept[0].copy_(fresh[0])
+            kept[1].copy_(fresh[1])
+        batch.cache.cross_mask.copy_(mask)
+        batch.beams.put(beams)
+        batch.beams.done_B[real:] = True
+        return batch
+
+
+class Arena:
+    """Flat memory by name, handed out in any shape; it grows when it must, and everything recorded is void then."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.flat: dict[str, Tensor] = {}
+        self.states: dict[tuple[int, int, int], Beams] = {}
+        self.grew = False
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        count = math.prod(shape)
+        if name not in self.flat or self.flat[name].numel() < count:
+            self.flat.pop(name, None)
+            self.flat[name] = torch.zeros(count, dtype=dtype, device=self.device)
+            self.grew = True
+        return self.flat[name][:count].view(shape)
+
+    def beams(self, rows: int, hypotheses: int, slots: int) -> Beams:
+        key = (rows, hypotheses, slots)
+        if key not in self.states:
+            if len(self.states) >= MOST_RECORDED:
+                self.states.clear()
+                self.grew = True
+            self.states[key] = Beams.empty(*key, self.device)
+        return self.states[key]
+
+
+class Recorder:
+    """Runs functions that read and write memory which stays where it is. On a GPU the second call with a key is recorded,
+    and from then on replayed: a step is one launch instead of hundreds."""
+
+    def __init__(self, on_gpu: bool):
+        self.on_gpu = on_gpu
+        self.seen: set[Hashable] = set()
+        self.recorded: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def forget(self) -> None:
+        self.seen.clear()
+        self.recorded.clear()
+
+    def act_eagerly(self, key: Hashable, function: Callable[[], None]) -> None:
+        function()
+
+    def run(self, key: Hashable, function: Callable[[], None]) -> None:
+        if key in self.recorded:
+            self.recorded[key].replay()
+        elif not self.on_gpu or key not in self.seen:  # the first call warms up what must not be recorded
+            self.seen.add(key)
+            function()
+        else:
+            if len(self.recorded) >= MOST_RECORDED:
+                self.forget()
+            graph = torch.cuda.CUDAGraph()
+            pool = next(iter(self.recorded.values())).pool() if self.recorded else None
+            try:
+                # Other threads may go on with what they do, as the one that pins batches for training.
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    function()
+            except RuntimeError as error:  # slower, and as right: nothing was done yet
+                log.warning(
+                    "this GPU does not record steps (%s); they are launched one by one", str(error).splitlines()[0]
+                )
+                self.on_gpu = False
+                self.forget()
+                function()
+                return
+            self.recorded[key] = graph
+            graph.replay()
+
+
+def in_precision(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """A copy with its matrices in `dtype`; norms stay in fp32. The model itself when nothing changes."""
+    if model.embedding.weight.dtype == dtype:
+        return model
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.to(dtype)
+    if model.output_bias is not None:
+        model.output_bias = model.output_bias.to(dtype)
+    return model
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def padded(sources: list[list[int]], device: torch.device, width: int | None = None) -> tuple[Tensor, Tensor]:
+    """Ids and segments, 1 where there is an id."""
+    width = width or max(map(len, sources))
+    ids = torch.tensor([source + [PAD] * (width - len(source)) for source in sources], device=device)
+    lengths = torch.tensor([len(source) for source in sources], device=device)
+    return ids, (torch.arange(width, device=device) < lengths[:, None]).long()

@@ -1,0 +1,63 @@
+"""`dragoman explain`: the exact values of the reference, before any run."""
+
+import re
+
+import pytest
+from support import dragoman
+from typer.testing import CliRunner
+
+from dragoman.cli.main import app
+
+
+def told(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["explain", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_learning_rate_of_the_reference(tmp_path):
+    text = told("lr", "transformer-base", "--csv", str(tmp_path / "lr.csv"), "--picture", str(tmp_path / "lr.svg"))
+    rows = dict(re.findall(r"^\s+([\d,]+)  ([\d.e-]+)", text, flags=re.M))
+    assert rows["0"] == "1.24e-07"
+    assert rows["1,000"] == "0.000124"
+    assert rows["7,999"] == "0.000988"
+    assert rows["300,000"] == "0.000161"
+    assert "neither on BLEU nor on a plateau" in text
+    lines = (tmp_path / "lr.csv").read_text().splitlines()
+    assert lines[0] == "step,learning_rate"
+    assert len(lines) == 300_001
+    assert float(lines[8000].split(",")[1]) == pytest.approx(9.882e-4, rel=1e-3)
+    assert "<svg" in (tmp_path / "lr.svg").read_text()
+
+
+def test_a_checkpoint_by_part():
+    text = told("checkpoint", "transformer-base")
+    assert "60,880,896 parameters" in text
+    assert "730,570,768 bytes  730.6 MB (696.7 MiB)" in text
+    assert "852.3 MB" in text
+    assert "209,842,176 parameters" in told("checkpoint", "transformer-big")
+
+
+def test_the_wire_by_strategy():
+    text = told("network", "transformer-base", "--nodes", "2", "--gpus-per-node", "2")
+    assert re.search(r"ring over all ranks, fp32 +365.3 MB +29.2 s +2.92 s +0.292 s", text)
+    assert "nothing crosses the network" in told("network", "transformer-base", "--nodes", "1")
+
+
+def test_a_step_in_sentences_tokens_and_epochs(tmp_path):
+    overrides = [
+        "data.corpus=grammar",
+        f"data.folder={tmp_path / 'd'}",
+        "data.train_pairs=600",
+        "subwords.vocab_size=400",
+    ]
+    assert "prepare it, and ask again" in told("step", "tiny", *overrides)
+    dragoman("prepare", "tiny", *overrides, "data.valid_pairs=20", "data.test_pairs=20")
+    text = told("step", "tiny", *overrides)
+    assert re.search(r"An epoch of \d+ pairs is \d+ steps; the run sees every pair [\d.]+ times", text)
+
+
+def test_a_wrong_preset_is_one_line():
+    result = dragoman("explain", "lr", "transformer-bas", check=False)
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,82 @@
+"""Comparing systems, naming sets, and the page about every sentence."""
+
+import json
+import re
+
+import pytest
+from support import dragoman, tiny_config
+
+from dragoman.cli.stages import evaluate, train
+from dragoman.errors import ConfigError, DataError
+from dragoman.evaluation.breakdown import marked, write_breakdown
+from dragoman.evaluation.metrics import compare
+from dragoman.evaluation.sets import named_set
+
+PAIRS = [(f"source {n} & <b>", f"Das rote Haus {n} steht im Wald.") for n in range(40)]
+GOOD = [reference for _, reference in PAIRS]
+BAD = [text.replace("rote", "blaue") if number % 2 else text for number, text in enumerate(GOOD)]
+
+
+def test_a_bootstrap_tells_a_difference_from_chance():
+    worse = compare(GOOD, BAD, GOOD, ["bleu", "chrf"], None)
+    assert worse["bleu"]["difference"] < -5
+    assert worse["bleu"]["p_value"] < 0.01
+    same = compare(BAD, BAD[::-1][::-1], GOOD, ["bleu"], None)
+    assert (same["bleu"]["difference"], same["bleu"]["p_value"] > 0.05) == (0.0, True)
+
+
+def test_the_page_marks_differences_and_puts_the_worst_first(tmp_path):
+    result = {
+        "test_set": "toy", "model": "m", "sentences": 40, "beam": 4, "time": "now", "against": None,
+        "scores": {"bleu": {"score": 50.0, "signature": "a|b"}},
+    }  # fmt: skip
+    page = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, None).read_text(encoding="utf-8")
+    chrfs = [float(each) for each in re.findall(r"chrF ([\d.]+)<", page)]
+    assert (len(chrfs), chrfs) == (40, sorted(chrfs))
+    assert "Das <del>rote</del> Haus 1 steht" in page
+    assert "Das <ins>blaue</ins> Haus 1 steht" in page
+    assert "source 1 &amp; &lt;b&gt;" in page
+    assert "http" not in page, "no external resources"
+    against = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, GOOD).read_text(encoding="utf-8")
+    assert "Sentences that lost most" in against
+
+
+def test_marks_are_escaped():
+    assert marked("a <b>", "a <i>") == ("a <del>&lt;b&gt;</del>", "a <ins>&lt;i&gt;</ins>")
+    assert marked("", "") == ("", "")
+
+
+def test_named_sets(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="'wmt99' is not known"):
+        named_set("wmt99", ("en", "de"))
+    with pytest.raises(ConfigError, match=r"wmt14 has no pair 'en-tlh'.*say wmt14:PAIR"):
+        named_set("wmt14", ("en", "tlh"))
+    import sacrebleu.utils
+
+    for name, text in (("src", "a\nb\n"), ("ref", "x\ny\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sacrebleu.utils, "get_source_file", lambda *_: str(tmp_path / "src"))
+    monkeypatch.setattr(sacrebleu.utils, "get_reference_files", lambda *_: [str(tmp_path / "ref")])
+    assert named_set("wmt14:de-en", ("en", "de")) == ("wmt14 de-en", [("a", "x"), ("b", "y")])
+    monkeypatch.setattr(sacrebleu.utils, "get_source_file", lambda *_: str(tmp_path / "gone"))
+    with pytest.raises(DataError, match="sacreBLEU could not get it"):
+        named_set("wmt14", ("en", "de"))
+
+
+def test_checkpoints_side_by_side(prepared, tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(prepared.folder, run, "train.max_steps=4", "checkpoint.every=2", "validation.every=2"))
+    (tmp_path / "other").write_text("".join(f"{pair[1]}\n" for pair in prepared.text("test")), encoding="utf-8")
+    command = ["evaluate", str(run), "--beam", "1", "--every-checkpoint", "--average", "2"]
+    told = dragoman(*command, "--against", str(tmp_path / "other")).stdout
+    assert "step-00000002" in told
+    assert "mean of the best 2" in told
+    assert "significant" in told
+    results = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    assert [result["step"] for result in results] == [2, 4, None]
+    assert all(result["against"]["bleu"]["difference"] < 0 for result in results)
+    (tmp_path / "other").write_text("one line\n")
+    with pytest.raises(DataError, match="1 translations for 30 sentences"):
+        evaluate(run, against=tmp_path / "other")
+    refused = dragoman(*command, "--html", "x.html", check=False)
+    assert (refused.returncode, "a page about one model; 3 were named" in refused.stderr) == (2, True)

@@ -1,0 +1,170 @@
+"""What transformers computes from an export is what we compute; what we compute from an import is what transformers does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from sentencepiece import SentencePieceTrainer
+
+from dragoman.errors import RunError
+from dragoman.exporting import export
+from dragoman.exporting.huggingface import import_model
+from dragoman.translate import Translator
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint, tmp_path_factory):
+    return export(checkpoint, tmp_path_factory.mktemp("exports") / "hf", kind="huggingface")
+
+
+@pytest.fixture(scope="module")
+def opus(pairs, tmp_path_factory):
+    """A Marian model as OPUS-MT publishes them: random, two SentencePiece models, eos first and pad last in the vocabulary."""
+    folder = tmp_path_factory.mktemp("opus")
+    numbers = {"</s>": 0, "<unk>": 1}
+    for side, name in ((0, "source"), (1, "target")):
+        texts = iter([pair[side] for pair in pairs])
+        SentencePieceTrainer.train(
+            sentence_iterator=texts, model_prefix=str(folder / name), vocab_size=45, model_type="unigram", minloglevel=2
+        )
+        (folder / f"{name}.model").rename(folder / f"{name}.spm")
+        for line in (folder / f"{name}.vocab").read_text().splitlines()[3:]:
+            numbers.setdefault(line.split("\t")[0], len(numbers))
+    numbers |= {">>deu<<": len(numbers), "<pad>": len(numbers) + 1}
+    (folder / "vocab.json").write_text(json.dumps(numbers))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "eng", "target_lang": "deu"}))
+    pad = numbers["<pad>"]
+    config = transformers.MarianConfig(
+        vocab_size=len(numbers), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, activation_function="swish", scale_embedding=True,
+        pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, forced_eos_token_id=None, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor += 0.3 * torch.randn_like(tensor)
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[0, 0] += 2.0  # some end
+    model.save_pretrained(folder)
+    return folder
+
+
+def generated(folder, texts, **options):
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    found = model.generate(**batch, **options, do_sample=False, max_new_tokens=90)
+    return batch["input_ids"].tolist(), tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+def test_the_export_translates_the_same(checkpoint, exported, sentences):
+    ours = Translator.load(checkpoint, "cpu", engine="torch")
+    ids, greedy = generated(exported, sentences[:-1], num_beams=1)
+    assert [[number for number in row if number] for row in ids] == ours.vocabulary.encode(sentences[:-1])
+    assert greedy == ours.translate(sentences[:-1], beam=1, extra_length=90)
+    _, beam = generated(exported, sentences[:-1], num_beams=4, length_penalty=0.0, early_stopping="never")
+    assert sum(a == b for a, b in zip(beam, ours.translate(sentences[:-1], length_penalty=0.0), strict=True)) >= 26
+
+
+def test_the_export_has_the_same_logits(checkpoint, exported, sentences):
+    ours = Translator.load(checkpoint, "cpu", engine="torch")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported).eval()
+    source = torch.tensor([ours.vocabulary.encode(sentences)[0]])
+    target = torch.tensor([[2, 9, 4, 7, 30, 31]])
+    ones = torch.ones_like(source), torch.ones_like(target)
+    model = ours.engine.model
+    with torch.no_grad():
+        memory = model.encode(source, torch.arange(source.shape[1])[None], ones[0])
+        hidden = model.decode(target, torch.arange(target.shape[1])[None], ones[1], memory, ones[0])
+        expected = model.logits(hidden)
+        found = theirs(input_ids=source, decoder_input_ids=target).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert expected.std() > 0.5, "a model that says nothing would prove nothing"
+
+
+def test_out_and_in_again_is_the_same_model(checkpoint, exported, tmp_path):
+    back = import_model(exported, tmp_path / "back")
+    ours, again = (
+        Translator.load(path, "cpu", engine="torch").engine.model.state_dict() for path in (checkpoint, back)
+    )
+    assert ours.keys() == again.keys()
+    for name in ours:
+        rows = (
+            slice(4, None) if name == "embedding.weight" else slice(None)
+        )  # marks have other rows: the start mark is named
+        assert torch.equal(ours[name][rows], again[name][rows]), name
+    assert not (back / "source.model").exists()
+
+
+def test_an_opus_model_translates_as_transformers_does(opus, sentences, tmp_path):
+    folder = import_model(opus, tmp_path / "model")
+    texts = sentences[:-2]
+    for engine in ("torch", "ctranslate2"):
+        translator = Translator.load(folder, "cpu", engine=engine)
+        assert translator.languages == ("eng", "deu")
+        _, greedy = generated(opus, texts, num_beams=1, bad_words_ids=[[len(translator.vocabulary) - 2]])
+        translations = translator.translate(texts, beam=1, extra_length=90)
+        assert [text[:40] for text in translations] == [text[:40] for text in greedy]  # limits are counted differently
+        assert len({text[:40] for text in translations}) > 5
+
+
+def test_an_imported_model_goes_out_as_marian_again(opus, sentences, tmp_path):
+    folder = import_model(opus, tmp_path / "model")
+    out = export(folder, tmp_path / "out", kind="huggingface")
+    assert json.loads((out / "config.json").read_text())["model_type"] == "marian"
+    ours = Translator.load(folder, "cpu", engine="torch")
+    _, greedy = generated(out, sentences[:5], num_beams=1)
+    assert [text[:30] for text in greedy] == [text[:30] for text in ours.translate(sentences[:5], beam=1)]
+    assert "Imported from" in (out / "README.md").read_text()
+
+
+def test_both_sides_of_an_imported_vocabulary(opus, pairs, tmp_path):
+    vocabulary = Translator.load(import_model(opus, tmp_path / "model"), "cpu").vocabulary
+    for side, texts in ((vocabulary.source, [pair[0] for pair in pairs]), (vocabulary, [pair[1] for pair in pairs])):
+        assert side.decode(side.encode(texts)) == texts
+    assert vocabulary.source.encode(["das kleine Haus"]) != vocabulary.encode(["das kleine Haus"])
+    assert vocabulary.source_size == 0, "both sides share one matrix"
+    tokenizer = transformers.MarianTokenizer.from_pretrained(opus)
+    numbers = json.loads((opus / "vocab.json").read_text())
+    names = {number: piece for piece, number in numbers.items()}
+    for text in (">>deu<< the cat sees bread.", "nobody paints our letters."):
+        theirs = [names[number] for number in tokenizer(text)["input_ids"]]
+        ours = [vocabulary.processor.id_to_piece(number) for number in vocabulary.source.encode([text])[0]]
+        assert [piece for piece in ours if piece != "▁"] == [piece for piece in theirs if piece != "▁"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "bart"}, "model_type = 'bart' (marian and pegasus can be)"),
+        (
+            {"activation_function": "gelu", "decoder_ffn_dim": 32},
+            "activation_function = 'gelu'; different ffn_dim: 64 and 32",
+        ),
+        (
+            {"scale_embedding": False, "add_final_layer_norm": True},
+            "scale_embedding = False; add_final_layer_norm = true",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_named_and_nothing_is_written(opus, tmp_path, change, words):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in opus.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((opus / "config.json").read_text()) | change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="cannot be imported") as error:
+        import_model(folder, tmp_path / "out")
+    assert words in str(error.value)
+    (folder / "config.json").write_text((opus / "config.json").read_text())
+    (folder / "model.safetensors").write_bytes(b"torso")
+    with pytest.raises(RunError, match="missing or damaged"):
+        import_model(folder, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -1,0 +1,79 @@
+"""The arithmetic of a plan: figures that are known from elsewhere, what follows from them, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support import as_overrides, tiny_config
+from typer.testing import CliRunner
+
+from dragoman.cli.main import app
+from dragoman.cli.stages import train
+from dragoman.errors import DragomanError
+from dragoman.parallel import plan, wire
+
+BASE = 60_880_896  # parameters of transformer-base
+REFERENCE = plan.Setting(BASE, 32_768 * 512, 2, 2, 0.3, plan.parse_rate("1gbit"))
+
+
+def test_the_reference_run_moved_365_megabytes_a_step_and_waited():
+    ddp = plan.forecast(REFERENCE, "ddp")
+    assert ddp.sent_bytes == pytest.approx(365.3e6, rel=1e-3)
+    assert ddp.step_seconds == pytest.approx(3.337, rel=0.05)  # measured on hosts out of namespaces
+    assert ddp.efficiency < 0.1
+    two_level = plan.forecast(REFERENCE, "two_level")
+    assert two_level.sent_bytes == pytest.approx(243.5e6, rel=1e-3)
+    assert plan.forecast(REFERENCE, "fsdp").sent_bytes > ddp.sent_bytes
+
+
+def test_sizes_on_the_wire_are_those_of_the_wire():
+    assert plan.BYTES == wire.NUMBER_BYTES
+
+
+@pytest.mark.parametrize("each", plan.ALL)
+def test_a_faster_network_never_makes_a_step_longer(each):
+    rates = [plan.parse_rate(rate) for rate in ("10mbit", "100mbit", "1gbit", "10gbit", "1tbit")]
+    steps = [plan.forecast(replace(REFERENCE, bytes_per_s=rate), *each).step_seconds for rate in rates]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == pytest.approx(REFERENCE.compute_seconds, rel=0.02)
+    alone = plan.forecast(replace(REFERENCE, hosts=1), *each)
+    assert alone.sent_bytes == 0
+    assert alone.efficiency == 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "latency", "chosen"),
+    [
+        ("100gbit", 0.0, "ddp"),
+        ("10gbit", 0.0, "ddp, bf16"),
+        ("1gbit", 0.0, "streaming, bf16"),
+        ("20mbit", 0.0, "streaming, int8"),
+    ],
+)
+def test_the_plainest_that_is_fast_enough_is_recommended(rate, latency, chosen):
+    setting = replace(REFERENCE, bytes_per_s=plan.parse_rate(rate), latency_seconds=latency)
+    assert plan.recommended(plan.forecasts(setting)).name == chosen
+
+
+@pytest.mark.parametrize("text", ["fast", "1", "1 GB/s", ""])
+def test_a_bandwidth_that_is_none_is_refused(text):
+    with pytest.raises(DragomanError, match="write it as 1gbit"):
+        plan.parse_rate(text)
+
+
+def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    train(config)
+    own = as_overrides(config)
+
+    def planned(*words):
+        result = CliRunner().invoke(app, ["plan", "tiny", *own, "--bandwidth", "100mbit", "--run", *words])
+        return result.exception or json.loads(result.stdout.splitlines()[-1])
+
+    found = [planned(str(tmp_path / "run"), "--gpus", gpus) for gpus in ("1", "2")]
+    seconds = [each["setting"]["compute_seconds"] for each in found]
+    assert 0 < seconds[0] < 10
+    assert seconds[1] == pytest.approx(seconds[0] / 2)
+    assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)

@@ -1,0 +1,62 @@
+"""The job script for Slurm, run by stand-ins for its three commands: every task is a rank of one run, and again is to go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from support import as_overrides, dragoman, tiny_config
+
+from dragoman import runs
+from dragoman.config import to_toml
+
+SBATCH = """#!/bin/sh
+# as Slurm on one node: two tasks
+export SLURM_JOB_NODELIST=localhost SLURM_JOB_ID=$$ SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
+exec bash "$1"
+"""
+SRUN = """#!/bin/sh
+shift 2  # its own options
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" && wait $!
+"""
+
+
+def test_the_script_trains_and_goes_on(prepared, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", "#!/bin/sh\necho localhost\n")):
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    run_file = tmp_path / "one.toml"
+    run_file.write_text(to_toml(tiny_config(prepared.folder, tmp_path / "run", "model.dropout=0.0")), encoding="utf-8")
+    words = ["launch", str(run_file), "train.max_steps=4", "--slurm", "--nodes", "1", "--tasks", "2"]
+    dragoman(*words, "--sbatch=--time=10", env=environment, cwd=tmp_path)
+    script = tmp_path / "one.sbatch"
+    assert "#SBATCH --time=10\n" in script.read_text(encoding="utf-8")
+    events = runs.read_rows(tmp_path / "run" / "events.jsonl")
+    assert (events[0]["event"], events[0]["ranks"]) == ("start", 2)
+    again = script.read_text(encoding="utf-8").replace("train.max_steps=4", "train.max_steps=6")
+    script.write_text(again, encoding="utf-8")
+    subprocess.run(["sbatch", str(script)], env=environment, cwd=tmp_path, check=True, capture_output=True)
+    events = runs.read_rows(tmp_path / "run" / "events.jsonl")
+    assert [row["event"] for row in events if row["event"] in ("start", "resume")] == ["start", "resume"]
+    assert events[-1]["step"] == 6
+
+
+def test_without_slurm_the_script_is_there_and_the_user_told(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    result = dragoman(
+        "launch",
+        "tiny",
+        *as_overrides(config),
+        "--slurm",
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": "/nowhere"},
+    )
+    assert result.returncode == 2
+    assert "submit tiny.sbatch from a login node" in result.stderr
+    assert sys.executable in (tmp_path / "tiny.sbatch").read_text(encoding="utf-8")

@@ -1,0 +1,90 @@
+"""What is made smaller on the wire is not lost, and the outer step is Nesterov's: by a group of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dragoman.config.schema import Parallel
+from dragoman.parallel import wire
+from dragoman.parallel.courier import Courier
+from dragoman.parallel.islands import Islands
+from dragoman.parallel.local import Local
+from dragoman.parallel.mesh import Mesh
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("count", [1, 1000, 1024, 5000])
+def test_rounding_is_owed_and_paid_back(group, count):
+    """What came out over many rounds differs from what went in by no more than one rounding."""
+    torch.manual_seed(1)
+    residual = torch.zeros(wire.padded_size(count, 1))
+    given, taken = torch.zeros(count), torch.zeros(count)
+    for _ in range(50):
+        numbers = torch.randn(count) * torch.logspace(-6, 0, count)
+        given += numbers
+        wire.sum_over(numbers, None, "int8", residual)
+        taken += numbers
+    torch.testing.assert_close(taken + residual[:count], given, rtol=1e-4, atol=1e-5)
+    assert residual.abs().max() < 0.1, "one rounding, not fifty"
+
+
+def test_packed_numbers_are_a_quarter_and_unpack_to_within_a_step():
+    rows = torch.randn(3, 4 * wire.BLOCK)
+    packed = wire.pack(rows)
+    assert packed.numel() * packed.element_size() == rows.numel() * wire.NUMBER_BYTES["int8"]
+    steps = rows.view(3, 4, -1).abs().amax(2) / 127
+    assert ((wire.unpack(packed) - rows).view(3, 4, -1).abs().amax(2) <= 0.51 * steps).all()
+    assert wire.unpack(wire.pack(torch.zeros(1, wire.BLOCK))).eq(0).all()
+
+
+def alone(section: Parallel, objective: nn.Module) -> Local:
+    """The only island there is."""
+    strategy = Local(section, Mesh(0, 1, 0, torch.device("cpu")))
+    strategy.islands, strategy.courier = Islands([[0]], 0, None, None, None), Courier(torch.device("cpu"))
+    strategy.shard(objective)
+    return strategy
+
+
+def test_the_outer_step_is_that_of_torch(group):
+    objective = nn.Linear(7, 5)
+    reference = [parameter.detach().clone().requires_grad_() for parameter in objective.parameters()]
+    outer = torch.optim.SGD(reference, lr=0.7, momentum=0.5, nesterov=True)
+    strategy = alone(Parallel(strategy="local", inner_steps=3), objective)
+    for step in range(1, 13):
+        with torch.no_grad():
+            for parameter in objective.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            for parameter, own in zip(reference, objective.parameters(), strict=True):
+                parameter.grad = parameter.detach() - own
+        strategy.after_step(step)
+        if step % 3 == 0:
+            outer.step()
+            for own, expected in zip(objective.parameters(), reference, strict=True):
+                torch.testing.assert_close(own, expected)
+
+
+def test_a_fragment_keeps_the_way_that_was_gone_while_it_was_on_its_way(group):
+    """With the plain mean of one island the agreed weights are where it was when it sent; what came after stays its own."""
+    objective = nn.Linear(8, 1, bias=False)
+    plain = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+    strategy = alone(Parallel(strategy="streaming", inner_steps=4, fragments=2, **plain), objective)
+    start = objective.weight.detach().clone()
+    for step in range(1, 9):
+        with torch.no_grad():
+            objective.weight.add_(1.0)
+        strategy.after_step(step)
+    torch.testing.assert_close(objective.weight.detach(), start + 8)
+    agreed = strategy.agreed(objective)["weight"].flatten() - start.flatten()
+    torch.testing.assert_close(agreed, torch.tensor([6.0, 6, 6, 6, 4, 4, 4, 4]), rtol=0, atol=1e-5)
+    with strategy.looking(objective):
+        torch.testing.assert_close(objective.weight.detach().flatten() - start.flatten(), agreed)
+    torch.testing.assert_close(objective.weight.detach(), start + 8)

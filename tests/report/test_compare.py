@@ -1,0 +1,65 @@
+"""Several runs: the better one is named, by how much, and noise is called noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import Gpu, Made, settling
+
+from dragoman.errors import RunError
+from dragoman.report import load_run
+from dragoman.report.compare import compare, names_of, overview, write_comparison
+
+
+def records(tmp_path: Path, **runs: dict[str, object]) -> list:
+    return [load_run(Made(tmp_path / name, gpu=Gpu(), **how).write()) for name, how in runs.items()]
+
+
+def test_the_better_run_is_named_with_its_lead(tmp_path: Path) -> None:
+    better = {"valid": settling(8.5, 2.7, 350), "bleu": settling(0.0, 28.5, 350)}
+    bleu, loss, speed, _ = compare(records(tmp_path, usual={}, better=better))
+    assert "better is 1.5" in bleu.verdict
+    assert "more than another seed usually makes" in bleu.verdict
+    assert "better is 0.20" in loss.verdict
+    assert "within the spread" in speed.verdict
+
+
+def test_noise_is_called_noise(tmp_path: Path) -> None:
+    runs = records(tmp_path, one={"noise": 0.05}, other={"noise": 0.05, "bleu": settling(0.0, 27.05, 351)})
+    bleu, loss, _, _ = compare(runs)
+    assert "within the noise" in bleu.verdict or "less than another seed" in bleu.verdict
+    assert "within the noise" in loss.verdict or "are the same" in loss.verdict
+
+
+def test_runs_of_different_length_are_compared_at_equal_steps(tmp_path: Path) -> None:
+    bleu, *_ = compare(records(tmp_path, short={"steps": 2000}, long={"steps": 4000}))
+    assert "steps 1,000 to 2,000" in bleu.verdict
+
+
+def test_a_faster_run_wins_the_clock(tmp_path: Path) -> None:
+    _, _, speed, wall = compare(records(tmp_path, slow={"forward": 0.5}, fast={"forward": 0.1}))
+    assert "fast is 2.2" in speed.verdict
+    assert "fast is 2." in wall.verdict
+    assert [row[4] for row in overview(records(tmp_path, a={}, b={"data": 0.4})).rows] == [
+        "computing",
+        "data, 56.1 % of a step",
+    ]
+
+
+def test_names_tell_runs_apart_and_twice_the_same_is_a_mistake(tmp_path: Path) -> None:
+    one, other = (load_run(Made(tmp_path / name / "run").write()) for name in ("a", "b"))
+    assert names_of([one, other]) == ["a/run", "b/run"]
+    with pytest.raises(RunError, match="named twice"):
+        names_of([one, one])
+
+
+def test_three_files_are_written(tmp_path: Path) -> None:
+    pages = write_comparison(records(tmp_path, one={}, two={}, three={"bleu": None}), tmp_path)
+    assert [page.name for page in pages] == ["comparison.html", "comparison.md", "comparison.json"]
+    html = pages[0].read_text()
+    assert html.count("<svg") == 6
+    assert "http" not in html
+    assert json.loads(pages[2].read_text())["runs"] == ["one", "two", "three"]
+    assert "not recorded at the same steps" in pages[1].read_text()

@@ -1,0 +1,181 @@
+"""Logs of other systems, and figures that people published: read in the right units, and nothing made up."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from dragoman.config import load_config
+from dragoman.config.schedule import learning_rate
+from dragoman.errors import RunError
+from dragoman.report import import_run, write
+from dragoman.report.contradictions import bytes_per_s, seconds_of, size_of, unit_slip
+from dragoman.report.findings import findings
+from dragoman.report.questions import answers
+from dragoman.report.read import RunRecord
+
+HERE = Path(__file__).parent
+LOGS, REFERENCE = HERE / "logs", HERE / "reference"
+
+
+def verdicts(record: RunRecord) -> dict[int, str]:
+    return {answer.number: answer.verdict for answer in answers(record)}
+
+
+def titles(record: RunRecord) -> str:
+    return "\n".join(f"{finding.title}: {finding.cause}" for finding in findings(record))
+
+
+def test_openseq2seq_log() -> None:
+    record = import_run(LOGS / "nohup.out")
+    assert record.origin == "an OpenSeq2Seq log (nohup.out)"
+    assert [row["step_seconds"] for row in record.train_rows] == [1.951, 1.940, 1.946]
+    assert [row["loss"] for row in record.train_rows] == [1.7010, 1.6611, 1.6348]
+    (valid,) = record.valid_rows
+    assert (valid["loss"], valid["teacher_forced_bleu"]) == (1.6273, 36.9)
+    assert "bleu" not in valid, "what was fed the reference is no BLEU"
+    assert record.probes[61501][0].translation == "<s> Es ist kalt . </s>"
+    said = verdicts(record)
+    assert "an average one took 1.95 s" in said[10]
+    assert said[7] == "Not recorded: an OpenSeq2Seq log (nohup.out) does not tell."
+
+
+def test_fairseq_log_counts_in_bits() -> None:
+    record = import_run(LOGS / "fairseq.log")
+    assert [row["step"] for row in record.train_rows] == [100, 200]
+    assert record.train_rows[1]["loss"] == pytest.approx(10.0 * math.log(2))
+    assert record.train_rows[1]["step_seconds"] == pytest.approx(0.4)
+    assert record.valid_rows[0]["loss"] == pytest.approx(9.0 * math.log(2))
+    assert record.valid_rows[0]["bleu"] == 1.5
+    assert verdicts(record)[1].startswith("2 min 2 s from start to stop")
+
+
+def test_hugging_face_state(tmp_path: Path) -> None:
+    record = import_run(LOGS / "trainer_state.json")
+    assert [row["loss"] for row in record.valid_rows] == [3.2, 2.9]
+    assert record.train_rows[-1]["learning_rate"] == 0.0
+    assert verdicts(record)[1].startswith("3 min 20 s from start to stop")
+    assert "an average one took 0.500 s" in verdicts(record)[10]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "trainer_state.json").write_text((LOGS / "trainer_state.json").read_text())
+    assert import_run(tmp_path / "out").valid_rows == record.valid_rows
+
+
+def write_events(folder: Path, rows: dict[str, list[tuple[int, float]]]) -> None:
+    writer = EventFileWriter(str(folder))
+    for tag, values in rows.items():
+        for step, value in values:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=1e9 + step, step=step, summary=summary))
+    writer.close()
+
+
+def test_tensorboard_with_the_tags_of_the_reference_and_its_rates_checked(tmp_path: Path) -> None:
+    rate = learning_rate(load_config("transformer-base"))
+    rates = [(step, rate(step)) for step in range(0, 20_000, 1000)]
+    others = {"train_loss": [(1000, 4.0)], "eval_loss": [(4000, 1.8)], "Eval_BLEU_Score": [(4000, 0.35)]}
+    write_events(tmp_path / "logs", {"learning_rate": rates, "global_step/sec": [(1000, 0.5)], **others})
+    record = import_run(tmp_path / "logs", "transformer-base")
+    assert "all 20 logged rates follow from the step alone" in verdicts(record)[6]
+    assert record.valid_rows[0]["teacher_forced_bleu"] == pytest.approx(35.0)
+    assert "an average one took 2.00 s" in verdicts(record)[10]
+    wrong = import_run(tmp_path / "logs", "transformer-big")
+    assert "do NOT obey the formula" in verdicts(wrong)[6]
+
+
+def test_tensorboard_of_our_own_runs(tmp_path: Path) -> None:
+    write_events(tmp_path / "logs", {"train/loss": [(10, 3.0)], "valid/bleu": [(10, 25.0)], "eval/loss": [(10, 2.5)]})
+    record = import_run(tmp_path / "logs")
+    assert record.train_rows[0]["loss"] == 3.0
+    assert (record.valid_rows[0]["bleu"], record.valid_rows[0]["loss"]) == (25.0, 2.5)
+
+
+@pytest.mark.parametrize("content", ["", "hello\nworld\n", '{"log_history": 7}', '{"a": 1}', "steps = [1"])
+@pytest.mark.parametrize("name", ["a.log", "trainer_state.json", "stated.toml"])
+def test_what_is_no_log_gets_one_line(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError) as caught:
+        import_run(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*.report"))
+
+
+def test_an_import_is_written_beside_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "nohup.out"
+    log.write_text((LOGS / "nohup.out").read_text())
+    pages = write(import_run(log))
+    assert [page.parent.name for page in pages] == ["nohup.out.report"] * 3
+    assert "Not recorded" in pages[1].read_text()
+
+
+# --- the five reference runs ---
+
+
+def test_report_a_and_b_agree_and_did_not_know_it() -> None:
+    said = verdicts(import_run(REFERENCE / "a.toml"))
+    assert said[9].startswith("730.9 MB (697.0 MiB), 12 bytes a parameter: fp32 weights and Adam's two moments")
+    assert said[1].startswith("51 h 55 min 45 s")
+    assert "730.6 MB" not in titles(import_run(REFERENCE / "a.toml"))
+    assert verdicts(import_run(REFERENCE / "b.toml"))[9].startswith("731.0 MB (697.1 MiB), 12 bytes a parameter")
+
+
+def test_report_b_had_the_network_wrong() -> None:
+    record = import_run(REFERENCE / "b.toml")
+    said, found = verdicts(record), titles(record)
+    assert said[5].startswith(
+        "Very probably yes: 365.3 MB must leave a host at every step of 1.90 s, 192.3 MB/s = 1.54 Gbit/s"
+    )
+    assert "200.0 MB/s = 1.60 Gbit/s were seen on the wire: it is the gradients" in said[5]
+    assert "48 of 250 W, they were waiting" in said[5]
+    assert said[4].startswith("No, in spite of 100.0 % utilisation: busy 100.0 % of the time, 48 W of 250 W")
+    assert (
+        "“180-210 Mbps” was said, 200,000 KB/s was measured: they differ 8.21 times: bytes were read as bits" in found
+    )
+    assert "the network was not the bottleneck, 180-210 Mbps” is not what the numbers say" in found
+    assert "the GPUs were 100 % utilised” is not what the numbers say" in found
+
+
+def test_report_c_contradicts_itself() -> None:
+    record = import_run(REFERENCE / "c.toml")
+    assert "44,012 steps of 0.590 s are 7 h 12 min 47 s, not 1 h 53 min 0 s" in titles(record)
+    assert "there is room for 11,492 such steps" in titles(record)
+    assert (
+        verdicts(record)[9]
+        == "852.3 MB (812.8 MiB), 14 bytes a parameter: fp32 weights and Adam's two moments, and half-precision copies."
+    )
+
+
+def test_reports_d_and_e_misread_seconds_and_the_learning_rate() -> None:
+    record = import_run(REFERENCE / "d.toml")
+    assert "“2 minutes” was said, 1.946 s was measured: they differ 61.7 times: seconds were read as minutes" in titles(
+        record
+    )
+    for name in ("d", "e"):
+        record = import_run(REFERENCE / f"{name}.toml")
+        assert "from the step alone, neither from BLEU nor from a plateau" in verdicts(record)[6]
+        assert "is not what the numbers say" in titles(record)
+        assert "9.88" in verdicts(record)[6] or "0.000988" in verdicts(record)[6]
+
+
+@pytest.mark.parametrize("name", "abcde")
+def test_every_reference_run_makes_a_page(name: str, tmp_path: Path) -> None:
+    (tmp_path / "stated.toml").write_text((REFERENCE / f"{name}.toml").read_text())
+    html = write(import_run(tmp_path / "stated.toml"))[0].read_text()
+    assert html.count('class="said"') == 11
+
+
+def test_amounts_are_read_with_their_units() -> None:
+    assert bytes_per_s("200,000 KB/s") == 2e8
+    assert bytes_per_s("180-210 Mbps") == bytes_per_s("195 Mbit/s") == 195e6 / 8
+    assert size_of("697 MiB") == 697 * 2**20
+    assert (size_of("731 MB"), size_of("731"), size_of(None)) == (731e6, None, None)
+    assert seconds_of("51 h 55 min 45 s") == 51 * 3600 + 55 * 60 + 45
+    assert seconds_of("2 minutes") == 120.0
+    assert unit_slip(697 * 2**20, 731e6) == ""
+    assert "MB (10^6) and MiB" in unit_slip(697e6, 697 * 2**20)
+    assert "no slip" in unit_slip(1.0, 2.5)

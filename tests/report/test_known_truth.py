@@ -1,0 +1,232 @@
+# ruff: noqa: E501
+"""Runs with known truth: every verdict must be right, and none may have a wrong unit. The same table is in docs/report.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import Gpu, Made, settling
+
+from dragoman.report import diagnose, load_run
+from dragoman.report.findings import findings
+from dragoman.report.machine import waits
+from dragoman.report.render import render_markdown
+
+GPUS: dict[str, Any] = {"gpu": Gpu()}
+TWO: dict[str, Any] = {"hosts": 2, "ranks": 2, "gpu": Gpu(), "hidden": 0.1}
+WAITING = Gpu(busy=99.0, active=None, watts=48.0, limit=250.0)
+
+
+def rising_after(step: int, lowest: float) -> Any:
+    return lambda at: settling(8.5, lowest, 300)(at) + max(0, at - step) * 2e-4
+
+
+def spiky(at: int) -> float:
+    return settling(9.0, 3.0, 500)(at) + (2.5 if at in (2000, 2050, 3000) else 0.0)
+
+
+def diverging(at: int) -> float:
+    return settling(9.0, 3.0, 300)(at) if at < 2500 else 7.5
+
+
+def halve_rates(run: Made) -> None:
+    for row in run.rows:
+        if row["kind"] == "train" and row["step"] > 2000:
+            row["learning_rate"] /= 2
+
+
+def tokens_twice(run: Made) -> None:
+    for row in run.rows:
+        if row["kind"] == "train":
+            row["target_tokens_per_s"] *= 2
+
+
+def no_spans(run: Made) -> None:
+    run.spans.clear()
+
+
+def no_telemetry(run: Made) -> None:
+    run.telemetry = {}
+
+
+def torn(run: Made) -> None:
+    run.rows, run.events = run.rows[:30], run.events[:4]
+
+
+def over_power(run: Made) -> None:
+    for row in run.telemetry[0]:
+        row["gpus"][0]["power_watts"] = 900.0
+
+
+CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = {
+    # name: (how it was made, what bounds the step, question -> what its verdict must match, findings that must be there)
+    "one GPU at work": (GPUS, "compute", {4: "^Yes: busy 99.0 %", 5: "^No traffic, and no bottleneck: One rank", 11: "^Not at all"}, ()),
+    "CPU only": ({}, "compute", {4: "^No GPU was used", 5: "^No traffic"}, ()),
+    "two GPUs of one host": (
+        {"ranks": 2, **GPUS}, "compute", {4: "^Yes", 5: "^No traffic, and no bottleneck: 2 ranks on one host"}, (),
+    ),
+    "two hosts, network hidden": (
+        {**TWO, "network": 0.005}, "compute",
+        {4: "^Yes", 5: "^No, the network was not the bottleneck: 365.3 MB a step", 11: "adds 1.6 % to a step"}, (),
+    ),
+    "network-bound at 1 Gbit/s": (
+        {**TWO, "network": 2.6, "link_mbit": 1000, "gpu": WAITING}, "network",
+        {4: "^No, in spite of 99.0 % utilisation.*48 W of 250 W", 5: "^Yes, the network was the bottleneck: 365.3 MB a step.*1.00 Gbit/s"},
+        ("The network bounds the step",),
+    ),
+    "network-bound at 100 Mbit/s": (
+        {**TWO, "network": 29.0, "link_mbit": 100, "steps": 1000, "log_every": 20}, "network",
+        {5: "^Yes.*365.3 MB a step.*99.7 Mbit/s.*% of its link", 11: "waiting for the network, whatever"}, ("The network bounds the step",),
+    ),
+    "network that comes and goes": (
+        {**TWO, "network": 0.5, "wave": 0.6}, "network", {11: r"exposed communication is \+1.00, with bytes a second -"}, (),
+    ),
+    "link of unknown speed": ({**TWO, "network": 0.3, "link_mbit": None}, "network", {5: "^Yes"}, ()),
+    "gradients sent in 16 bit": (
+        {**TWO, "network": 0.004, "sent": 182.6e6}, "compute", {5: "^No, .*182.6 MB a step"}, (),
+    ),
+    "starved by a slow disk": ({**GPUS, "data": 0.4, "gpu": Gpu(busy=44.0, active=40.0, watts=280.0)}, "data",
+        {4: "^No: busy 44.0 %.*stood still for 56.0 %"}, ("Waiting for data bounds the step",)),
+    "data waits that cost nothing": ({**GPUS, "change": lambda run: [span.update(data=[0.2]) for span in run.spans]}, "compute",
+        {4: "^Yes"}, ()),
+    "host too slow, seen between steps": ({**GPUS, "idle": 0.2, "gpu": Gpu(busy=60.0, active=50.0, watts=300.0)}, "host",
+        {4: "^No: busy 60.0 %"}, ("The host bounds the step",)),
+    "host too slow, seen inside a step": ({**GPUS, "lead": 0.0, "gpu": Gpu(busy=55.0, active=45.0, watts=300.0)}, "host",
+        {4: "^No: busy 55.0 %"}, ("The host bounds the step",)),
+    "a straggler by CPU limit": (
+        {"hosts": 2, "slow": {1: 1.8}, "throttled": {1: 0.4}}, "ranks", {},
+        (r"Rank 1 \(host1\) is a straggler", "host1: a CPU limit held processes back"),
+    ),
+    "a straggler among four GPUs": ({**TWO, "slow": {2: 1.5}}, "ranks", {5: "^No, "}, (r"Rank 2 \(host1\) is a straggler",)),
+    "ranks that differ by chance": ({**TWO, "jitter": 0.04}, "compute", {}, ()),
+    "throttled by heat": ({"gpu": Gpu(clock=900.0, reasons=["hardware_thermal"])}, "compute", {},
+        (r"host0 GPU 0 was throttled \(hardware thermal\) for 100.0 %",)),
+    "at the power limit": ({"gpu": Gpu(watts=698.0, reasons=["power_cap"])}, "compute", {4: "^Yes.*698 W of 700 W"}, ("ran at its power limit",)),
+    "card without SM activity": ({"gpu": Gpu(active=None)}, "compute", {4: "^Yes: busy 99.0 % of the time, 620 W of 700 W"}, ()),
+    "fully trained": ({**GPUS}, "compute", {2: "^Yes: 10 % more steps would bring", 3: "^No: "}, ()),
+    "under-trained": (
+        {**GPUS, "valid": lambda s: 9 - 0.6 * math.log(s), "slice": lambda s: 8.98 - 0.6 * math.log(s), "bleu": lambda s: 3 * math.log(s)},
+        "compute", {2: r"^No: 10 % more steps would bring \+0.2\d BLEU", 3: "^No: "}, (),
+    ),
+    "too noisy to tell": ({**GPUS, "noise": 0.15}, "compute", {2: "^Cannot be told for sure"}, ()),
+    "too few validations": ({**GPUS, "valid_every": 2000}, "compute", {2: "^Not recorded: 2 validations recorded"}, ()),
+    "overfitted": (
+        {**GPUS, "valid": rising_after(1500, 2.9), "slice": settling(8.5, 1.6, 900), "bleu": lambda s: 27 - max(0, s - 1500) * 1e-3},
+        "compute", {2: "^It is past its best", 3: r"^Yes, since step 1,[567]\d\d: the validation loss has risen by 0.4\d\d nats"}, (),
+    ),
+    "a gap that grows": (
+        {**GPUS, "valid": settling(8.5, 3.0, 450), "slice": lambda s: settling(8.5, 2.9, 450)(s) - s * 1e-4}, "compute", {3: "^Not yet: "}, (),
+    ),
+    "another kind of validation text": (
+        {**GPUS, "valid": settling(9.0, 4.2, 450), "slice": settling(8.5, 2.8, 450)}, "compute", {3: "^No: "}, (),
+    ),
+    "overfitting without a slice": ({**GPUS, "valid": rising_after(1500, 2.9), "slice": None}, "compute", {3: "^Yes, since step 1,"}, ()),
+    "diverged": (
+        {**GPUS, "loss": diverging, "valid": lambda s: diverging(s) - 0.1, "slice": lambda s: diverging(s) - 0.2, "reason": "diverged"},
+        "compute", {2: "^No: training diverged", 3: "^No: training diverged"}, ("Training diverged",),
+    ),
+    "diverged and nobody said so": (
+        {**GPUS, "loss": diverging, "valid": diverging, "slice": diverging}, "compute", {2: "^No: training diverged"}, ("Training diverged",),
+    ),
+    "loss spikes": ({**GPUS, "loss": spiky}, "compute", {2: "^Yes"}, ("2 loss spikes, at step 2,000, 3,000",)),
+    "restarted": ({**GPUS, "crash_at": 1850}, "compute", {1: "were lost to 1 restart"}, ("1 restart, ",)),
+    "killed": ({**GPUS, "reason": ""}, "compute", {1: "still running, or killed"}, ()),
+    "stopped before its time": ({**GPUS, "planned": 300_000, "reason": "interrupted"}, "compute", {}, ("did 4,000 of 300,000 planned",)),
+    "a decay cut off": (
+        {**GPUS, "planned": 9000, "reason": "interrupted", "overrides": ["schedule.policy=cosine", "schedule.learning_rate=0.001"]},
+        "compute", {6: "rises to 0.001 at step"}, ("did 4,000 of 9,000 planned",),
+    ),
+    "ended inside the warm-up": ({**GPUS, "overrides": ["schedule.warmup_steps=8000"]}, "compute", {6: "^The rate rises from"}, ("inside its warm-up",)),
+    "a schedule that has ended": (
+        {**GPUS, "overrides": ["schedule.policy=cosine", "schedule.learning_rate=0.001"]}, "compute", {2: "^Yes, as far as its schedule goes: the learning rate has come down to .* of its peak"}, (),
+    ),
+    "rates that were changed": ({**GPUS, "change": halve_rates}, "compute", {6: "40 of 80 logged rates do NOT obey"}, ()),
+    "most steps clipped": ({**GPUS, "clipped": 0.8, "overrides": ["train.clip_norm=0.5"]}, "compute", {}, ("80.0 % of all steps were clipped",)),
+    "rows half empty": ({**GPUS, "fill": 0.55}, "compute", {}, ("Rows are only 55.0 % full",)),
+    "memory nearly full": ({**GPUS, "memory": 148e9}, "compute", {}, ("GPU memory is nearly full: 148.0 GB of 150.0 GB",)),
+    "checkpoints on a slow disk": ({**GPUS, "checkpoint_stall": 30.0}, "compute", {1: "from start to stop"}, ("Checkpoints held training up",)),
+    "validation all the time": ({**GPUS, "valid_every": 100, "valid_seconds": 20.0}, "compute", {}, ("Validation took",)),
+    "steps without a gradient": ({**GPUS, "skipped": 2000}, "compute", {}, ("3 steps learnt nothing",)),
+    "packets lost": ({**TWO, "network": 0.2, "retransmitted": 0.02}, "network", {5: "^Yes"}, ("TCP sent 2.0 % of its segments again",)),
+    "tokens that do not add up": ({**GPUS, "change": tokens_twice}, "compute", {}, ("tokens a second do not agree",)),
+    "more power than the limit": ({**GPUS, "change": over_power}, "compute", {}, ("over its limit of 700 W",)),
+    "loss below its floor": ({**GPUS, "valid": settling(6.0, 1.2, 400)}, "compute", {}, ("the least that label smoothing allows",)),
+    "no permission": ({"gpu": Gpu(active=None), "missing": ["power_watts: Insufficient Permissions"]}, "compute", {}, ("host0 does not tell everything",)),
+    "no telemetry": ({**GPUS, "change": no_telemetry}, "compute", {4: "^Not recorded: telemetry has no sample"}, ()),
+    "no spans": ({**TWO, "change": no_spans}, "", {5: "^Cannot be told, exposed communication is not recorded", 11: "^Not recorded: "}, ()),
+    "truncated files": ({**GPUS, "change": torn}, "compute", {1: "still running, or killed", 10: "^A step is"}, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_verdict_is_right(name: str, tmp_path: Path) -> None:
+    how, bound, verdicts, wanted = CASES[name]
+    folder = Made(tmp_path / "run", **how).write()
+    record = load_run(folder)
+    said = {answer.number: answer.verdict for answer in diagnose(folder)}
+    for number, pattern in verdicts.items():
+        assert re.search(pattern, said[number]), f"{number}: {said[number]}"
+    titles = [finding.title for finding in findings(record)]
+    for pattern in wanted:
+        assert any(re.search(pattern, title) for title in titles), titles
+    if bound:
+        found = waits(record)
+        assert found.bound == bound, found
+    serious = [finding.title for finding in findings(record) if finding.severity == "serious"]
+    assert not serious or wanted or verdicts, serious
+
+
+RECORDED: dict[str, tuple[str, dict[int, str], tuple[str, ...]]] = {
+    # folder in recorded/: (what bounds the step, question -> what its verdict must match, findings that must be there)
+    "two-hosts-1-gbit": ("network", {4: "^No GPU", 5: r"^Yes, .*19.9 MB a step.*The path carried 7\d.\d MB/s = 5\d\d Mbit/s"}, ()),
+    "two-hosts-100-mbit": ("network", {5: r"^Yes, .*76.4 % of it is that wait.*12.4 MB/s = 98.8 Mbit/s, though the link says 10 Gbit/s"}, ("The network bounds the step",)),
+    "straggler": ("ranks", {5: "^No, the network was not"}, (r"Rank 1 \(h1\) is a straggler",)),
+    "starved": ("data", {5: "^No traffic"}, ("Waiting for data bounds the step",)),
+    "one-cpu": ("compute", {2: "^No: ", 4: "^No GPU", 9: "12 bytes a parameter"}, ()),
+    "restarted": ("compute", {1: "23.8 s were lost to 1 restart"}, ("1 restart, 23.8 s lost",)),
+    "h200": ("compute", {2: "^Yes, as far as its schedule goes", 3: "^No: ", 4: "^Yes: busy 92.8 % of the time, SM activity 84.9 %, 658 W of 700 W"}, ("stalls of single steps", "ran at its power limit")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_runs_are_judged_right(name: str) -> None:
+    bound, verdicts, wanted = RECORDED[name]
+    folder = Path(__file__).parent / "recorded" / name
+    record = load_run(folder)
+    assert waits(record).bound == bound, waits(record)
+    said = {answer.number: answer.verdict for answer in diagnose(folder)}
+    for number, pattern in verdicts.items():
+        assert re.search(pattern, said[number]), f"{number}: {said[number]}"
+    titles = [finding.title for finding in findings(record)]
+    for pattern in wanted:
+        assert any(re.search(pattern, title) for title in titles), titles
+    assert "straggler" in name or not any("straggler" in title for title in titles), titles
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_whole_is_not_blamed(name: str, tmp_path: Path) -> None:
+    """Nothing is found that was not put in."""
+    how, bound, _, wanted = CASES[name]
+    found = findings(load_run(Made(tmp_path / "run", **how).write()))
+    expected = [*wanted, *(["bounds the step"] if bound not in ("compute", "") else [])]
+    surplus = [one.title for one in found if not any(re.search(pattern, one.title) for pattern in expected)]
+    assert surplus == [], surplus
+
+
+UNITS = re.compile(r"\b\d[\d,.]*\s*(KB|Kb|kb|mb|MBps|Mbps|Gbps|KBps|sec|secs|mins|hrs)\b")
+
+
+@pytest.mark.parametrize("name", ["network-bound at 1 Gbit/s", "starved by a slow disk", "a straggler by CPU limit"])
+def test_no_unit_is_ambiguous(name: str, tmp_path: Path) -> None:
+    text = render_markdown(load_run(Made(tmp_path / "run", **CASES[name][0]).write()))
+    assert UNITS.findall(text) == []
+    assert "Gbit/s" in text or "Mbit/s" in text
+
+
+def test_the_docs_list_every_case() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    assert [name for name in (*CASES, *RECORDED) if f"| {name} |" not in docs] == []

@@ -1,0 +1,141 @@
+"""The page as a person uses it, in a real browser: type, translate, alternatives, words that belong together, swap, upload,
+errors."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn")
+playwright = pytest.importorskip("playwright.sync_api")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium on PATH: the page is not tested here")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(make, shouter):
+    """A real server in a thread: English to German and back."""
+    from dataclasses import replace
+
+    limits = replace(make.limits, characters_per_text=200, characters=400, body_bytes=4000)
+    app = make(make.behind(shouter), make.behind(make.shouter(), "back", "de", "en"), limits=limits)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def page(browser, address):
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: wrong.append(request.url) if address not in request.url else None)
+    page.goto(address)
+    page.wait_for_selector("#target option", state="attached")
+    yield page
+    context.close()
+    assert not [each for each in wrong if not each.startswith("blob:")], (
+        "nothing fails, and nothing comes from elsewhere"
+    )
+
+
+def shown(page, text):
+    playwright.expect(page.locator("#result")).to_have_text(text)
+
+
+def test_type_and_translate_with_the_keyboard_alone(page):
+    page.keyboard.type("the cat sleeps")
+    page.keyboard.press("Control+Enter")
+    shown(page, "THE CAT SLEEPS")
+    assert page.inner_text("#count") == "14 characters"
+
+
+def test_alternatives_and_words_that_belong_together(page):
+    page.fill("#text", "the cat")
+    page.check("#alternatives")
+    playwright.expect(page.locator("#others li")).to_have_text(["THE CAT!", "THE CAT!!", "THE CAT!!!"])
+    page.hover("#result .word >> nth=0")
+    playwright.expect(page.locator("#twin .lit")).to_have_text("the")
+    page.hover("#twin .word >> nth=0")
+    playwright.expect(page.locator("#result .lit")).to_have_text("THE")
+
+
+def test_swap_the_languages(page):
+    page.fill("#text", "hello")
+    page.click("#go")
+    shown(page, "HELLO")
+    page.click("#swap")
+    assert (page.input_value("#source"), page.input_value("#target")) == ("de", "en")
+    assert page.input_value("#text") == "HELLO"
+    assert page.inner_text("#model") == "back"
+
+
+def test_a_text_file_paragraph_by_paragraph(page, tmp_path):
+    file = tmp_path / "letter.txt"
+    file.write_text("One. Two.\n\nשלום <b>& 😀\n", encoding="utf-8")
+    page.set_input_files("#file", file)
+    shown(page, "ONE. TWO.\n\nשלום <B>& 😀\n")
+    with page.expect_download() as download:
+        page.click("#save")
+    assert download.value.suggested_filename == "translation.txt"
+    (tmp_path / "picture.txt").write_bytes(b"\xff\xfe\x00")
+    page.set_input_files("#file", tmp_path / "picture.txt")
+    playwright.expect(page.locator("#problem")).to_have_text("picture.txt: is not a text file in UTF-8")
+
+
+def test_errors_are_seen(page, shouter):
+    page.fill("#text", "a" * 201)
+    page.click("#go")
+    playwright.expect(page.locator("#problem")).to_contain_text("201 characters; at most 200")
+    page.fill("#text", "crash")
+    page.click("#go")
+    playwright.expect(page.locator("#problem")).to_contain_text("the translation failed")
+    page.fill("#text", "fine")
+    page.click("#go")
+    shown(page, "FINE")
+    assert page.inner_text("#problem") == ""
+
+
+def test_a_newer_question_replaces_the_one_that_is_still_running(page, shouter):
+    shouter.go.clear()
+    page.fill("#text", "slow")
+    page.keyboard.press("Control+Enter")
+    end = time.monotonic() + 10
+    while not shouter.busy.locked():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    page.fill("#text", "quick")
+    page.keyboard.press("Control+Enter")
+    shouter.go.set()
+    shown(page, "QUICK")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_window(browser, address, width):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme="dark")
+    page.goto(address)
+    page.fill("#text", "w" * 150)
+    page.click("#go")
+    shown(page, "W" * 150)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    page.close()
