@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from dragoman import runs
-from dragoman.config.load import differences, load_config, to_toml
+from dragoman.config.load import to_toml
 from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
-from dragoman.errors import ConfigError, DriftError, RunError, TrainingError
+from dragoman.errors import DriftError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -148,8 +148,8 @@ class Trainer:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
-            self.changed = self.changes()
-            self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
+            self.changed = facts.changes(self.folder, self.config)
+            facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity(), self.changed, source)
             checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
@@ -546,29 +546,6 @@ class Trainer:
             "shape": {key: value for key, value in self.config.model.model_dump().items() if "dropout" not in key},
             "dragoman": self.version,
         }
-
-    def check_same(self, saved: dict[str, Any], source: Path) -> None:
-        for key, value in self.identity().items():
-            if key != "dragoman" and saved.get(key, value) != value:
-                names = {
-                    "data_digest": f"the prepared data in {self.data.folder}",
-                    "mixture": "data.corpora, their weights, data.temperature or data.stages",
-                    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
-                    "rows_per_step": "train.batch_tokens or train.tile_width",
-                    "shape": "the section [model]",
-                }
-                changed = f" (changed since: {', '.join(self.changed)})" if self.changed else ""
-                raise RunError(
-                    f"{source}: was saved with {key} = {saved[key]}, now it is {value}{changed}. "
-                    f"Put {names[key]} back as it was, or start another run.folder"
-                )
-
-    def changes(self) -> list[str]:
-        """What is configured otherwise than when the run was started last, key by key."""
-        try:
-            return differences(load_config(self.folder.config), self.config)
-        except ConfigError as error:  # of another version, say
-            return [f"run.toml cannot be compared ({error})"]
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
