@@ -134,7 +134,8 @@ class Notes:
         self, fault: str, expected: str, observed: str, detect: Any = (), again: Any = (), lost: Any = ()
     ) -> None:
         spent = {"detect_seconds": numbers(detect), "again_seconds": numbers(again), "lost_steps": numbers(lost)}
-        self.rows[fault] = {"expected": expected, "observed": observed, **spent}
+        load = {"load_average": round(os.getloadavg()[0], 1), "cores": os.cpu_count()}
+        self.rows[fault] = {"expected": expected, "observed": observed, **spent, **load}
         runs.write_text(self.path, json.dumps(self.rows, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
@@ -160,7 +161,9 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         cells = [fault, row["expected"], row["observed"], percentiles(row["detect_seconds"], " s")]
         cells += [percentiles(row["again_seconds"], " s"), percentiles(row["lost_steps"], "")]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    loads, cores = [row["load_average"] for row in rows.values()], {row["cores"] for row in rows.values()}
+    busy = f"Load average of the machine meanwhile: {min(loads):g} to {max(loads):g}, on {max(cores)} cores."
+    return "\n".join([*lines, "", busy])
 
 
 def main() -> None:

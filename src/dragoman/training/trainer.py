@@ -555,12 +555,12 @@ class Trainer:
         self.generation = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
+        lost = self.forget_lost_rows()
         if resumed:
             changed: dict[str, Any] = {"changed": self.changed} if self.changed else {}
-            self.event("resume", ranks=self.mesh.world, lost_steps=self.forget_lost_rows(), **changed)
-        else:
-            runs.write_rows(self.folder.metrics, [])
-            self.event("start", ranks=self.mesh.world)
+            self.event("resume", ranks=self.mesh.world, lost_steps=lost, **changed)
+        else:  # lost steps: it was killed before its first checkpoint
+            self.event("start", ranks=self.mesh.world, **({"lost_steps": lost} if lost else {}))
 
     def forget_lost_rows(self) -> int:
         """Take the rows of steps out that will be done again; returns how many steps these were."""
