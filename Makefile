@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-cluster lint bench docs clean
+.PHONY: demo test test-cluster test-faults lint bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dragoman demo
@@ -15,6 +15,11 @@ test: $(VENV)/.installed-dev lint
 
 test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cluster tests/parallel -m "cluster or not cluster"
+
+# About 20 minutes on two quiet cores; rows of a subset: make test-faults ONLY="link or host"
+test-faults: $(VENV)/.installed-dev
+	DRAGOMAN_FAULTS=$(CURDIR)/docs/reliability.json $(BIN)/python -m pytest tests/faults -m "faults or not faults" -k "$(ONLY)"
+	$(BIN)/python bench/faults.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests bench

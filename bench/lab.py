@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SHELL = """#!/bin/sh
@@ -102,6 +103,24 @@ class Lab:
 
     def mend(self, host: str) -> None:
         sh(f"ip -n {self.switch} link set port-{host} up")
+
+    def kill(self, host: str) -> None:
+        """Power is lost: nothing on this host runs on, and nobody is told over the network."""
+        self.cut(host)
+        while left := self.processes(host):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def lose(self, percent: int, host: str) -> None:
+        """So many of a hundred packets that come to this host get lost; 0 mends it."""
+        inside = f"ip netns exec {self.space(host)} nft"
+        sh(f"{inside} delete table inet loss 2>/dev/null", check=False)
+        if percent:
+            sh(f"{inside} add table inet loss")
+            sh(f"{inside} 'add chain inet loss in {{ type filter hook input priority 0; }}'")
+            sh(f"{inside} add rule inet loss in iifname eth0 numgen random mod 100 '<' {percent} drop")
 
     def close_port(self, host: str, port: int) -> None:
         """A firewall on this host drops what comes to a port."""

@@ -145,9 +145,19 @@ def remove_folder(folder: Path) -> None:
         log.warning("%s could not be removed: %s", folder, error)
 
 
+def worth_keeping(checkpoints: list[Path], metric: str, last: int, best: int, every: int) -> set[Path]:
+    """Of some checkpoints, oldest first: the last ones, the best ones and every one of so many steps (0: none of these)."""
+    regular = [path for path in checkpoints if every and step_of(path) % every == 0]
+    return {*checkpoints[-last:], *best_first(checkpoints, metric)[:best], *regular}
+
+
 def best_checkpoints(run: RunFolder, metric: str) -> list[Path]:
     """Checkpoints that have a score, the best first; of equal ones the newer first."""
-    scored = [(score_of(path, metric), path) for path in reversed(checkpoint_folders(run))]
+    return best_first(checkpoint_folders(run), metric)
+
+
+def best_first(checkpoints: list[Path], metric: str) -> list[Path]:
+    scored = [(score_of(path, metric), path) for path in reversed(checkpoints)]
     known = [(score, path) for score, path in scored if score is not None]
     return [path for _, path in sorted(known, key=lambda entry: entry[0] if metric in LOWER_IS_BETTER else -entry[0])]
 

@@ -45,12 +45,12 @@ def test_verify_finds_a_flipped_bit(run):
 
 
 def test_prune_keeps_the_only_sound_one(run):
-    would = dragoman("checkpoint", "prune", str(run.path), "--keep-best", "0", "--dry-run").stdout
+    would = dragoman("checkpoint", "prune", str(run.path), "--keep-last", "1", "--keep-best", "0", "--dry-run").stdout
     assert would.count("would remove") == 2
     assert steps(run) == [2, 4, 6]
     for step in (4, 6):
         (run.checkpoint(step) / "model.safetensors").write_bytes(b"torn")
-    dragoman("checkpoint", "prune", str(run.path), "--keep-best", "0")
+    dragoman("checkpoint", "prune", str(run.path), "--keep-last", "1", "--keep-best", "0")
     assert steps(run) == [2]
     (run.checkpoint(2) / "model.safetensors").write_bytes(b"torn")
     assert dragoman("checkpoint", "prune", str(run.path), check=False).returncode == 2

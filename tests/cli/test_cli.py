@@ -123,10 +123,8 @@ def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
     assert (tmp_path / "run" / "report.md").is_file()
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks"), [(["--nproc", "1"], 1), (["--nproc", "2"], 2), (["--nproc", "2", "--engine", "ray"], 2)]
-)
-def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher, ranks):
+@pytest.mark.parametrize("launcher", [["--nproc", "1"], ["--nproc", "2"], ["--nproc", "2", "--engine", "ray"]])
+def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher):
     """SIGTERM in the middle: a checkpoint long before the next row is due, a stop event, and a run that can be resumed."""
     config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=100000")
     command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), *launcher]
@@ -137,9 +135,9 @@ def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher, ranks):
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-    assert process.returncode == (130 if ranks == 1 else 128 + signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM, "what a scheduler takes for an end by its own signal"
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
-    assert (stop["event"], stop["reason"]) == ("stop", "interrupted")
+    assert (stop["event"], stop["reason"]) == ("stop", "terminated")
     saved = runs.checkpoint_folders(runs.RunFolder(tmp_path / "run"))
     assert runs.step_of(saved[-1]) == stop["step"] > 0
     assert runs.damage(saved[-1]) is None

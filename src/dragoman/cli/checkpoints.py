@@ -16,6 +16,8 @@ app = typer.Typer(help="List, inspect, verify, average and remove checkpoints.",
 RunPath = Annotated[str, typer.Argument(help="Run folder.", show_default=False)]
 AnyPath = Annotated[Path, typer.Argument(help="Run folder, checkpoint or model folder.", show_default=False)]
 
+OF_RUN = "as in run.toml"
+
 ROLES = {
     "model.safetensors": "weights",
     "weights.safetensors": "weights of training, beside their average",
@@ -85,20 +87,25 @@ def verify(path: AnyPath) -> None:
 @app.command()
 def prune(
     run: RunPath,
-    keep_last: Annotated[int, typer.Option(min=1, help="Newest ones to keep.")] = 1,
-    keep_best: Annotated[int, typer.Option(min=0, help="Best ones to keep beside them.")] = 1,
+    keep_last: Annotated[Optional[int], typer.Option(min=1, help="Newest ones to keep.", show_default=OF_RUN)] = None,
+    keep_best: Annotated[Optional[int], typer.Option(min=0, help="Best ones to keep.", show_default=OF_RUN)] = None,
+    keep_every: Annotated[
+        Optional[int], typer.Option(min=0, help="Keep those of every so many steps.", show_default=OF_RUN)
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
 ) -> None:
-    """Remove checkpoints, but never the only sound one."""
+    """Remove checkpoints that are damaged or not worth keeping, but never the only sound one."""
     from dragoman.config import load_config
 
     folder = runs.open_run(run)
-    metric = load_config(folder.config).checkpoint.metric
+    section = load_config(folder.config).checkpoint
     sound = [path for path in runs.checkpoint_folders(folder) if runs.damage(path) is None]
-    best = [path for path in runs.best_checkpoints(folder, metric) if path in sound]
     if not sound:
         raise RunError(f"{run}: has no sound checkpoint; nothing was removed")
-    kept = {*sound[-keep_last:], *best[:keep_best]}
+    given = zip(
+        (keep_last, keep_best, keep_every), (section.keep_last, section.keep_best, section.keep_every), strict=True
+    )
+    kept = runs.worth_keeping(sound, section.metric, *(usual if wish is None else wish for wish, usual in given))
     for path in runs.checkpoint_folders(folder):
         if path not in kept:
             print(f"{'would remove' if dry_run else 'removed'} {path}")

@@ -75,6 +75,19 @@ def get(
 
 
 @app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A prepared folder.", show_default=False)],
+) -> None:
+    """Read prepared data again and compare it with its checksums; exit code 2 when a file is damaged."""
+    from dragoman.data.encode import PARTS, PreparedData
+
+    data = PreparedData(folder)
+    for part in filter(data.has, PARTS):
+        data.check(part)
+        print(f"{folder}: {part} is sound")
+
+
+@app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="Text of the source side, or a prepared folder.", show_default=False)],
     other: Annotated[Optional[Path], typer.Argument(help="Text of the target side.", show_default=False)] = None,

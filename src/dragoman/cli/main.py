@@ -126,8 +126,8 @@ def train(
         own = " ".join(["dragoman", "train", run_file, *(overrides or []), *nproc_option])
         again = os.environ.get("DRAGOMAN_COMMAND", own)  # of whoever started the ranks
         tell.trained(config.run.folder, f"{again.removesuffix(' --resume')} --resume", reason)
-    if reason == "interrupted":
-        raise typer.Exit(130)
+    if reason in stages.STOP_CODES:
+        raise typer.Exit(stages.STOP_CODES[reason])
 
 
 app.command()(evaluating.evaluate)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dragoman.runs import Progress
 
 PLAIN_SECONDS = 5.0  # between two plain lines of the same stage
-SENTENCES = ("validation", "resuming", "starting", "stopping")  # said once, no bar
+SENTENCES = ("validation", "resuming", "starting", "stopping", "straggler", "rolling back", "disk")  # said once, no bar
 
 
 def sentence(stage: str, done: int, total: int, detail: str) -> str:

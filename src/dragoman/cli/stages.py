@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dragoman import __version__, runs
@@ -15,10 +15,12 @@ from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
-from dragoman.training.trainer import Trainer
+from dragoman.training.trainer import STOPS, Trainer
 from dragoman.translate.models import find_model
 
-__all__ = ["check_ready", "evaluate", "prepare", "train"]
+__all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]
+
+STOP_CODES = {reason: 128 + number for number, reason in STOPS.items()}  # as a shell and schedulers count
 
 
 def prepare(
@@ -37,7 +39,7 @@ def check_ready(config: Config, *, resume: bool) -> None:
 
 def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:
     """Train in this process, together with the other ranks when a launcher started several. Returns the reason for
-    stopping: max_steps, patience or interrupted."""
+    stopping: max_steps, patience, interrupted (Ctrl-C) or terminated (SIGTERM)."""
     with joined(config.train.device, config.train.timeout_seconds) as mesh:
         data = PreparedData(config.data.folder)
         task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
@@ -57,12 +59,23 @@ def start_of(config: Config, *, resume: bool) -> Path | None:
     return find_model(Path(config.train.start_from))
 
 
+class Log(logging.FileHandler):
+    """A line that a full disk does not take is lost, and nothing else is."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Log lines of this rank go to its own file while the block runs, and stay there when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("dragoman")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -27,8 +27,8 @@ def part_line(part: dict[str, Any]) -> str:
 
 
 def trained(folder: str, again: str, reason: str) -> None:
-    if reason == "interrupted":
-        print(f"interrupted, with a checkpoint: {folder}\nnext: {again}")
+    if reason in ("interrupted", "terminated"):
+        print(f"{reason}, with a checkpoint: {folder}\nnext: {again}")
     else:
         print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
 

@@ -156,6 +156,20 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+# --- comparing ---------------------------------------------------------------------------------------------
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """What was changed, key by key: `train.max_steps 600 -> 800`."""
+    old, new = before.model_dump(), now.model_dump()
+    return [
+        f"{name}.{key} {shorten(old[name][key])} -> {shorten(value)}"
+        for name, keys in new.items()
+        for key, value in keys.items()
+        if old[name][key] != value
+    ]
+
+
 # --- printing ----------------------------------------------------------------------------------------------
 
 

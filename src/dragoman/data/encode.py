@@ -32,6 +32,7 @@ from dragoman.runs import MANIFEST, read_json
 Ints = npt.NDArray[np.int64]
 
 SIDES = ("source", "target")
+PARTS = ("train", "valid", "test")
 MANIFEST_FORMAT = 1
 
 
@@ -160,6 +161,10 @@ def join(folder: Path, stage: Path, part: str, shards: list[Shard]) -> None:
                 start += shard.sizes[f"{name}_tokens"]
 
 
+def id_files(part: str) -> list[str]:
+    return [f"{part}.{side}.{kind}" for side in SIDES for kind in ("ids", "ends.npy")]
+
+
 # --- reading -----------------------------------------------------------------------------------------------
 
 
@@ -197,6 +202,32 @@ class PreparedData:
                 f"{folder}: prepared data of format {self.manifest.get('format')}; this version reads {MANIFEST_FORMAT}. Prepare it again"
             )
         self.vocabulary = Vocabulary(self.folder / VOCABULARY_FILE)
+
+    def damage(self, part: str) -> str | None:
+        """Which file of a part is not as it was written. Reads all of it; ids are what training learns from, and no format
+        notices a flipped bit."""
+        known = self.manifest[part].get("files") or dict.fromkeys(id_files(part))
+        try:
+            found = {name: runs.digest(self.folder / name) for name in known}
+        except OSError as error:
+            return f"cannot be read ({error})"
+        wrong = [name for name, expected in known.items() if expected and found[name] != expected]
+        if not wrong and runs.digest_of([found[name] for name in id_files(part)]) != self.manifest[part]["digest"]:
+            wrong = [f"the {part} set"]  # prepared by a version that kept one digest for all
+        return f"{wrong[0]} is not as it was written (checksum)" if wrong else None
+
+    def check(self, *parts: str) -> None:
+        """Raise an error that names the damaged file, when there is one."""
+        if self.vocabulary.digest() != self.manifest["vocabulary"]["digest"]:
+            raise self.damaged(f"{VOCABULARY_FILE} is not as it was written (checksum)")
+        for part in parts:
+            if problem := self.damage(part):
+                raise self.damaged(problem)
+
+    def damaged(self, problem: str) -> DataError:
+        return DataError(
+            f"{self.folder}: {problem}; copy it anew from where it is sound, or prepare again with --force"
+        )
 
     def encoded(self, part: str) -> Encoded:
         return read_encoded(self.folder, part, self.vocabulary)

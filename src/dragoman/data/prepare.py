@@ -20,7 +20,7 @@ from dragoman import runs
 from dragoman.config.schema import Config, Subwords
 from dragoman.data import clean
 from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
-from dragoman.data.encode import MANIFEST_FORMAT, SIDES, PreparedData, encode_shard, join
+from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.shards import (
     SAMPLES,
@@ -322,7 +322,8 @@ def some_left(part: str, shards: list[Shard]) -> list[Shard]:
 def described(folder: Path, part: str, cleaned: list[Shard], encoded: list[Shard]) -> dict[str, Any]:
     """Every pair that was read is among the pairs or among the drops; so it is for every corpus."""
     names = list(dict.fromkeys(shard.corpus for shard in cleaned))
-    files = [f"{part}.{side}.{kind}" for side in SIDES for kind in ("ids", "ends.npy")]
+    files = {name: runs.digest(folder / name) for name in id_files(part)}
+    texts = [] if part == "train" else [f"{shard.name}.tsv" for shard in encoded]  # read while training, for BLEU
     sizes = [shard.sizes for shard in encoded]
     return {
         **counted(cleaned, encoded),
@@ -333,7 +334,8 @@ def described(folder: Path, part: str, cleaned: list[Shard], encoded: list[Shard
             name: counted(*([shard for shard in stage if shard.corpus == name] for stage in (cleaned, encoded)))
             for name in names
         },
-        "digest": runs.digest_of([runs.digest(folder / name) for name in files]),
+        "digest": runs.digest_of(list(files.values())),
+        "files": files | {name: runs.digest(folder / name) for name in texts},
     }
 
 

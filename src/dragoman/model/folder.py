@@ -101,12 +101,16 @@ def read_description(folder: Path) -> Description:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
+    return read_tensors(folder / WEIGHTS)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(folder / WEIGHTS)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{folder / WEIGHTS}: missing or damaged ({error})") from None
+        raise RunError(f"{path}: missing or damaged ({error})") from None
 
 
 def read_model(folder: Path) -> tuple[Transformer, Description]:

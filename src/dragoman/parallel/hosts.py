@@ -322,7 +322,14 @@ def launch_on_hosts(
     that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
     with listening() as received:
         for attempt in range(restarts + 1):
-            code, line = attempt_on_hosts(cluster, toml, resumed(arguments, attempt), environment, attempt, received)
+            try:
+                code, line = attempt_on_hosts(
+                    cluster, toml, resumed(arguments, attempt), environment, attempt, received
+                )
+            except TrainingError as error:
+                if attempt in (0, restarts) or received:
+                    raise
+                code, line = 1, f"{error}"  # not back yet: that costs one of the restarts, not the run
             if received:
                 return 128 + received[0]
             if line:

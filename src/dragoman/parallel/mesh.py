@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dragoman.errors import TrainingError
 
@@ -48,10 +51,24 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
     if world == 1:
         yield mesh
         return
-    dist.init_process_group(mesh.backend, timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group(mesh.backend, timeout=timeout, rank=rank, world_size=world, store=own_store(rank, timeout))
     yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE))
     # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
     dist.destroy_process_group()
+
+
+def own_store(rank: int, timeout: timedelta) -> Any:
+    """Where ranks find each other: at the one address that the launcher named, while torch would listen at every interface of
+    the host. torchrun has a store of its own."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank:
+        return TCPStore(address, port, is_master=False, timeout=timeout)
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((address, port), family=family)
+    return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:

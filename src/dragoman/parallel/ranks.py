@@ -23,6 +23,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and
 GRACE_SECONDS = 5.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.1
+KILLED: dict[int, str] = {signal.SIGKILL: "was killed (by somebody, or by the kernel when memory ran out: dmesg tells)"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class Crew:
             return Outcome()
         rank, code = min(self.failed, key=lambda entry: entry[1] != 2)
         line = read_error(self.error_file(rank - self.place.first))
-        missing = f"dragoman: rank {rank} ended with code {code}; see its log in the run folder"
+        how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
+        missing = f"dragoman: rank {rank} {how}; see its log in the run folder"
         return Outcome(code if code > 0 else 1, line or missing, rank)
 
     def kill(self) -> None:

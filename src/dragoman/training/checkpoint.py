@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from dragoman import runs
@@ -180,7 +179,10 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     numbers = runs.read_json(checkpoint / TRAINING)
     state.restore_numbers(numbers)
     kept, trained = model_folder.read_weights(checkpoint), checkpoint / OWN_WEIGHTS
-    put(load_file(trained) if trained.exists() else kept, load_file(checkpoint / OPTIMIZER))
+    put(
+        model_folder.read_tensors(trained) if trained.exists() else kept,
+        model_folder.read_tensors(checkpoint / OPTIMIZER),
+    )
     if state.average:
         state.average.restore(kept)
     own = read_own(checkpoint, strategy)
@@ -197,15 +199,13 @@ def read_own(checkpoint: Path, strategy: Strategy) -> dict[str, Tensor]:
     own = checkpoint / OWN.format(strategy.seat_to_read)
     if own not in files and strategy.drifts and files:
         own = files[strategy.seat_to_read % len(files)]
-    return load_file(own) if own in files else {}
+    return model_folder.read_tensors(own) if own in files else {}
 
 
 def prune(run: runs.RunFolder, section: Checkpoint) -> None:
-    """Keep the last k, the best k and every one of so many steps; remove the others."""
-    checkpoints = runs.checkpoint_folders(run)
-    kept = set(checkpoints[-section.keep_last :]) | set(runs.best_checkpoints(run, section.metric)[: section.keep_best])
-    if section.keep_every:
-        kept |= {checkpoint for checkpoint in checkpoints if runs.step_of(checkpoint) % section.keep_every == 0}
+    """After a checkpoint was written: the newest is sound then, so whatever the others are, a sound one stays."""
+    checkpoints, keep = runs.checkpoint_folders(run), (section.keep_last, section.keep_best, section.keep_every)
+    kept = runs.worth_keeping(checkpoints, section.metric, *keep)
     for checkpoint in checkpoints:
         if checkpoint not in kept:
             runs.remove_folder(checkpoint)

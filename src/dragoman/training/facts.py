@@ -6,19 +6,21 @@ import platform
 import statistics
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from dragoman import runs
+from dragoman.config.load import differences, load_config
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Share, Stage, Stages
 from dragoman.data.order import Corpus, with_temperature
 from dragoman.data.pack import Packing
 from dragoman.data.subwords import Vocabulary
-from dragoman.errors import DataError, RunError
+from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.model import size
 from dragoman.monitor import gpu, host
 from dragoman.parallel.mesh import Mesh
@@ -80,6 +82,34 @@ def check_folder(folder: runs.RunFolder, *, resume: bool) -> None:
     owner.check_not_alive(folder)
     if not folder.exists() and not runs.vacant(folder.path):
         raise RunError(f"{folder.path}: is not empty and holds no run; it is left alone. Choose another run.folder")
+
+
+STREAM = {
+    "data_digest": "the prepared data",
+    "mixture": "data.corpora, their weights, data.temperature or data.stages",
+    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
+    "rows_per_step": "train.batch_tokens or train.tile_width",
+    "shape": "the section [model]",
+}
+"""What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
+
+
+def check_same(saved: dict[str, Any], now: dict[str, Any], changed: list[str], source: Path) -> None:
+    told = f" (changed since: {', '.join(changed)})" if changed else ""
+    for key, names in STREAM.items():
+        if saved.get(key, now[key]) != now[key]:
+            raise RunError(
+                f"{source}: was saved with {key} = {saved[key]}, now it is {now[key]}{told}. "
+                f"Put {names} back as it was, or start another run.folder"
+            )
+
+
+def changes(folder: runs.RunFolder, config: Config) -> list[str]:
+    """What is configured otherwise than when the run was started last, key by key."""
+    try:
+        return differences(load_config(folder.config), config)
+    except ConfigError as error:  # of another version, say
+        return [f"run.toml cannot be compared ({error})"]
 
 
 def occupied(folder: runs.RunFolder) -> str:

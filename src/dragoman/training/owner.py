@@ -26,6 +26,8 @@ def read(run: runs.RunFolder) -> dict[str, Any]:
 def check_not_alive(run: runs.RunFolder) -> None:
     """Processes of other hosts cannot be seen from here: those are fenced off when they try to commit."""
     owner = read(run)
+    if not run.owner.is_file() or owner.get("inode") != run.path.stat().st_ino:
+        return  # nobody's, or a copy of what somebody trains elsewhere
     if owner.get("host") == socket.gethostname() and is_alive(owner.get("pid"), owner.get("born")):
         raise RunError(
             f"{run.path}: is being trained right now by process {owner['pid']} of this host, since {owner['since']}. "
@@ -46,8 +48,8 @@ def claim(run: runs.RunFolder) -> int:
     generation = int(read(run).get("generation", 0)) + 1
     born = psutil.Process().create_time()
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    facts = {"generation": generation, "host": socket.gethostname(), "pid": os.getpid(), "born": born, "since": since}
-    runs.write_json(run.owner, facts)
+    process = {"host": socket.gethostname(), "pid": os.getpid(), "born": born, "inode": run.path.stat().st_ino}
+    runs.write_json(run.owner, {"generation": generation, "since": since, **process})
     return generation
 
 

@@ -9,7 +9,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
-from dragoman.errors import DriftError, RunError, TrainingError
+from dragoman.errors import DriftError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -39,11 +39,13 @@ from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
 from dragoman.training.average import Average
+from dragoman.training.data_check import DataCheck
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
+from dragoman.training.straggler import Lookout, Straggler
 from dragoman.training.validate import even_slice, validation_loss
-from dragoman.training.watchdog import Watchdog
+from dragoman.training.watchdog import START, Watchdog
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
 MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
 STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
+STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
 
 
 @dataclass
@@ -127,12 +130,17 @@ class Trainer:
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.writer = checkpoint.Writer()
+        self.data_check = DataCheck(data)
         self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
         self.fault = fault.wanted()
         self.bad_steps = self.roll_backs = 0
+        self.disk_full = False
+        self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.generation = 0  # of this run: a number for every start, on the main rank
-        self.stop_requested = False
-        self.samples_host = False  # one rank of every host writes its telemetry
+        self.stop_reason = ""  # when this rank was asked to stop
+        self.host_of: dict[int, str] = {}  # by rank
+        self.lookout, self.straggler = Lookout(), -1
+        self.first_of_host = False  # writes its telemetry and checks its copy of the data
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
 
     # --- the story ---
@@ -140,24 +148,34 @@ class Trainer:
     def begin(self, *, resume: bool) -> None:
         """Restore the newest sound checkpoint, or start a run folder. A run that has done all its steps is left alone."""
         facts.check_folder(self.folder, resume=resume)
+        self.watchdog.learn_start(runs.read_rows(self.folder.events) if resume else [])
+        with self.watchdog.watching():
+            self.set_up(resume=resume)
+
+    def set_up(self, *, resume: bool) -> None:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
-            self.check_same(runs.read_json(source / checkpoint.TRAINING), source)
+            self.changed = facts.changes(self.folder, self.config)
+            facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity(), self.changed, source)
             checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
             )
         if resume:
+            changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
             what = (
-                ("resuming", f"from {source}") if source else ("starting", f"nothing to resume in {self.folder.path}")
+                ("resuming", f"from {source}{changed}")
+                if source
+                else ("starting", f"nothing to resume in {self.folder.path}")
             )
             self.progress(what[0], self.state.step, self.config.train.max_steps, what[1])
         if self.config.train.tokens_per_gpu == "auto" and not self.done:
             self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
-        self.samples_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
+        self.first_of_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
+        self.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, resumed=source is not None)
@@ -173,20 +191,23 @@ class Trainer:
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
-        telemetry = monitor.telemetry and self.samples_host
+        telemetry = monitor.telemetry and self.first_of_host
         try:
             with (
                 sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
                 self.listening(),
                 self.watchdog.watching(),
             ):
+                if self.first_of_host:
+                    self.data_check.start()
                 reason = self.loop()
         finally:
             self.writer.finish()
+        self.data_check.wait()
         self.writer.finish_well()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
-            self.metrics.close()
+            self.put_down(self.metrics.close)
             owner.release(self.folder, self.generation)
         wait_for_all(self.mesh)
         return reason
@@ -233,6 +254,9 @@ class Trainer:
                     raise
                 raise self.out_of_memory() from None
             self.writer.check()
+            self.data_check.result()
+            if self.watchdog.where == START:
+                self.event("first_step", seconds=round(time.time() - self.started, 3))
             self.watchdog.beat()
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
@@ -249,7 +273,7 @@ class Trainer:
                 window = Window(self.mesh, train.clip_norm)
         return "max_steps"
 
-    def look_back(self, totals: Totals, rate: float, stopping: bool) -> str | None:
+    def look_back(self, totals: Totals, rate: float, stopping: str) -> str | None:
         """Write down what a window was, and do what is due after it; returns a reason to stop."""
         if totals.skipped < totals.steps:
             self.record(totals, rate)
@@ -259,13 +283,14 @@ class Trainer:
                 return None
         return self.do_what_is_due(stopping)
 
-    def asked_to_stop(self) -> bool:
-        """Whether some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
+    def asked_to_stop(self) -> str:
+        """The reason when some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
         if self.mesh.world == 1:
-            return self.stop_requested
+            return self.stop_reason
         if self.state.step % STOP_EVERY:
-            return False
-        return sum_over_ranks(self.mesh, [float(self.stop_requested)])[0] > 0
+            return ""
+        asked = sum_over_ranks(self.mesh, [float(self.stop_reason == reason) for reason in STOPS.values()])
+        return next((reason for reason, ranks in zip(STOPS.values(), asked, strict=True) if ranks), "")
 
     # --- when no step is good any more ---
 
@@ -346,11 +371,25 @@ class Trainer:
             self.event("skipped", steps=totals.skipped)
         row = self.row(totals, rate)
         if self.metrics:
-            self.metrics.write(row)
-            runs.append_row(self.folder.spans, facts.spans_row(state.step, totals))
+            self.put_down(self.metrics.write, row)
+            self.put_down(runs.append_row, self.folder.spans, facts.spans_row(state.step, totals))
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.progress("training", state.step, self.config.train.max_steps, detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
+        self.name_straggler(self.lookout.look(totals.spans))
+
+    def name_straggler(self, found: Straggler | None) -> None:
+        """Once, when a rank begins to hold the others up, and once when it no longer does."""
+        rank = found.rank if found else -1
+        if rank == self.straggler:
+            return
+        if found:
+            host = self.host_of[rank]
+            self.event("straggler", host=host, **asdict(found))
+            self.progress("straggler", self.state.step, self.config.train.max_steps, found.sentence(host))
+        else:
+            self.event("straggler_gone", rank=self.straggler)
+        self.straggler = rank
 
     def row(self, totals: Totals, rate: float) -> runs.Row:
         state = self.state
@@ -381,8 +420,19 @@ class Trainer:
     def event(self, name: str, at: int | None = None, **facts: Any) -> None:
         step = self.state.step if at is None else at
         if self.mesh.is_main:
-            runs.append_row(self.folder.events, {"event": name, "step": step, **facts})
+            self.put_down(runs.append_row, self.folder.events, {"event": name, "step": step, **facts})
         log.info("%s at step %d %s", name, step, facts or "")
+
+    def put_down(self, write: Callable[..., None], *what: Any) -> None:
+        """A row that a full disk does not take is told, once, and training goes on: it is the weights that count."""
+        try:
+            write(*what)
+            self.disk_full = False
+        except OSError as error:
+            if not self.disk_full:
+                detail = f"a row could not be written ({error}); training goes on"
+                self.progress("disk", self.state.step, self.config.train.max_steps, detail)
+            self.disk_full = True
 
     # --- what is due ---
 
@@ -397,7 +447,7 @@ class Trainer:
     def due(self, *every: int) -> bool:
         return self.last or any(self.state.step % each == 0 for each in every)
 
-    def do_what_is_due(self, stopping: bool) -> str | None:
+    def do_what_is_due(self, stopping: str) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
@@ -410,7 +460,7 @@ class Trainer:
                 self.save()
         if no_better:
             return "patience"
-        return "interrupted" if stopping and not self.last else None
+        return stopping if stopping and not self.last else None
 
     def check_replicas(self) -> None:
         """All ranks hold the same weights, to the bit; whoever does not is named, before it is validated or saved."""
@@ -445,7 +495,7 @@ class Trainer:
         self.validated = (self.state.step, scores)
         seconds = round(time.perf_counter() - start, 3)
         if self.metrics:
-            self.metrics.write({"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
+            self.put_down(self.metrics.write, {"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
         self.event("validation", seconds=seconds)
         bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
         detail = f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)"
@@ -480,6 +530,7 @@ class Trainer:
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
+            self.data_check.wait()  # what was learnt from damaged data is not kept
             began = time.perf_counter()
             written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path, self.generation)
             checkpoint.prune(self.folder, self.config.checkpoint)
@@ -516,21 +567,6 @@ class Trainer:
             "dragoman": self.version,
         }
 
-    def check_same(self, saved: dict[str, Any], source: Path) -> None:
-        for key, value in self.identity().items():
-            if key != "dragoman" and saved.get(key, value) != value:
-                names = {
-                    "data_digest": f"the prepared data in {self.data.folder}",
-                    "mixture": "data.corpora, their weights, data.temperature or data.stages",
-                    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
-                    "rows_per_step": "train.batch_tokens or train.tile_width",
-                    "shape": "the section [model]",
-                }
-                raise RunError(
-                    f"{source}: was saved with {key} = {saved[key]}, now it is {value}. "
-                    f"Put {names[key]} back as it was, or start another run.folder"
-                )
-
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
         environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
@@ -539,11 +575,12 @@ class Trainer:
         self.generation = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
+        lost = self.forget_lost_rows()
         if resumed:
-            self.event("resume", ranks=self.mesh.world, lost_steps=self.forget_lost_rows())
-        else:
-            runs.write_rows(self.folder.metrics, [])
-            self.event("start", ranks=self.mesh.world)
+            changed: dict[str, Any] = {"changed": self.changed} if self.changed else {}
+            self.event("resume", ranks=self.mesh.world, lost_steps=lost, **changed)
+        else:  # lost steps: it was killed before its first checkpoint
+            self.event("start", ranks=self.mesh.world, **({"lost_steps": lost} if lost else {}))
 
     def forget_lost_rows(self) -> int:
         """Take the rows of steps out that will be done again; returns how many steps these were."""
@@ -556,7 +593,7 @@ class Trainer:
         """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, within a few steps; a second one stops at once."""
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self.stop_requested = True
+            self.stop_reason = STOPS[signal.Signals(number)]
             self.progress(
                 "stopping", self.state.step, self.config.train.max_steps, "with a checkpoint; once more: at once"
             )
@@ -566,7 +603,7 @@ class Trainer:
 
         previous = {}
         try:
-            for name in (signal.SIGINT, signal.SIGTERM):
+            for name in STOPS:
                 previous[name] = signal.signal(name, ask)
         except ValueError:  # not the main thread: whoever called us owns the signals
             pass

@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dragoman.runs import Row
+
 log = logging.getLogger(__name__)
 
 HUNG = 74  # exit code of a rank that hung
-STARTING_SECONDS = 1800.0  # before the first step: compiling, finding out what fits
+START = "start"  # all before the first step is done: reading, compiling, finding out what fits
+STARTING_SECONDS = 1800.0  # for what was never seen before
+SHORTEST_START = 300.0  # seconds; the second start of a run may find no cache where the first did
 TIMES_LONGER = 20.0  # than usual: a step that takes this long hangs
 HISTORY = 50
 
@@ -28,15 +32,19 @@ class Watchdog:
     def __init__(self, stacks: Path, least_seconds: float):
         self.stacks, self.least = stacks, least_seconds
         self.history: dict[str, list[float]] = {}
-        self.where, self.since = "start", time.monotonic()
-        self.stopped = threading.Event()
+        self.where, self.since = START, time.monotonic()
 
     def limit(self) -> float:
         """Seconds that are allowed where we are: many times what it took before, never less than the least."""
         before = self.history.get(self.where)
         if not before:
             return max(STARTING_SECONDS, self.least)
-        return max(self.least, TIMES_LONGER * statistics.median(before))
+        least = max(self.least, SHORTEST_START) if self.where == START else self.least
+        return max(least, TIMES_LONGER * statistics.median(before))
+
+    def learn_start(self, events: list[Row]) -> None:
+        """How long earlier starts of the run took."""
+        self.history[START] = [row["seconds"] for row in events if row["event"] == "first_step"][-HISTORY:]
 
     def beat(self) -> None:
         self.enter("step")
@@ -44,7 +52,7 @@ class Watchdog:
     def enter(self, where: str) -> None:
         """Another section begins; what the last one took is remembered, but for the first step, which compiles."""
         now = time.monotonic()
-        if self.where != "start":
+        if self.where != START:
             self.history[self.where] = [*self.history.get(self.where, [])[1 - HISTORY :], now - self.since]
         self.where, self.since = where, now
 
@@ -59,22 +67,23 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self.since = time.monotonic()
-        thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+        self.since, stopped = time.monotonic(), threading.Event()
+        thread = threading.Thread(target=self.watch, args=(stopped,), name="watchdog", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self.stopped.set()
+            stopped.set()
 
-    def watch(self) -> None:
-        while not self.stopped.wait(min(1.0, self.least / 4)):
+    def watch(self, stopped: threading.Event) -> None:
+        while not stopped.wait(min(1.0, self.least / 4)):
             silent = time.monotonic() - self.since
             if silent > self.limit():
                 self.give_up(silent)
 
     def give_up(self, silent: float) -> None:
         log.error("no sign of life for %.0f s in section %r; stacks are in %s", silent, self.where, self.stacks)
+        self.stacks.parent.mkdir(parents=True, exist_ok=True)
         with self.stacks.open("a", encoding="utf-8") as file:
             file.write(f"no sign of life for {silent:.0f} s in section {self.where!r}\n")
             faulthandler.dump_traceback(file, all_threads=True)
