@@ -26,7 +26,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
-from dragoman.errors import DriftError, TrainingError
+from dragoman.errors import DriftError, RunError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
