@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dragoman.monitor import gpu, host
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import gather, wait_for_all
 from dragoman.training import owner
+from dragoman.training.state import TrainState
 from dragoman.training.window import Totals
 
 
@@ -94,6 +96,17 @@ STREAM = {
 """What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
 
 
+def identity(config: Config, data: PreparedData, packing: Packing, share: Share, stages: Stages) -> dict[str, Any]:
+    """What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
+    return {
+        "data_digest": data.manifest["digest"],
+        "packing": packing.settings(),
+        "mixture": runs.digest_of([asdict(stage) for stage in stages]) if stages else "one corpus",
+        "rows_per_step": share.rows,
+        "shape": {key: value for key, value in config.model.model_dump().items() if "dropout" not in key},
+    }
+
+
 def check_same(saved: dict[str, Any], now: dict[str, Any], changed: list[str], source: Path) -> None:
     told = f" (changed since: {', '.join(changed)})" if changed else ""
     for key, names in STREAM.items():
@@ -154,6 +167,33 @@ def clock_offsets(mesh: Mesh, rounds: int = 5) -> list[float]:
     return [
         round(statistics.median(mine - main for mine, main in zip(own, of_all[0], strict=True)), 6) for own in of_all
     ]
+
+
+def metrics_row(state: TrainState, totals: Totals, rate: float, train_pairs: int) -> runs.Row:
+    """What a window of steps was, from sums that are the same on every rank."""
+    return {
+        "kind": "train",
+        "step": state.step,
+        "epoch": round(state.pairs / train_pairs, 4),
+        "loss": totals.loss,
+        "learning_rate": rate,
+        "grad_norm": totals.grad_norm,
+        "largest_grad_norm": totals.largest_norm,
+        "clipped_steps": totals.clipped,
+        "steps": totals.steps,
+        "step_seconds": totals.seconds / totals.steps,
+        "median_step_seconds": totals.median_step,
+        "slowest_step_seconds": totals.slowest_step,
+        **{f"{span}_seconds": totals.mean(span) for span in totals.spans},
+        "lead_seconds": totals.lead_seconds,
+        "target_tokens_per_s": totals.target_tokens / totals.seconds,
+        "source_tokens_per_s": totals.source_tokens / totals.seconds,
+        "source_tokens": state.source_tokens,
+        "target_tokens": state.target_tokens,
+        "pairs": state.pairs,
+        "row_fill": round(totals.target_tokens / totals.slots, 4),
+        "train_seconds": round(state.train_seconds, 3),
+    }
 
 
 def spans_row(step: int, totals: Totals) -> runs.Row:

@@ -112,6 +112,7 @@ class Trainer:
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
+        self.identity = facts.identity(config, data, self.packing, self.share, self.stages) | {"dragoman": version}
         model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
@@ -157,7 +158,7 @@ class Trainer:
         source = from_main(self.mesh, found)  # one rank chooses for all
         if source is not None:
             self.changed = facts.changes(self.folder, self.config)
-            facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity(), self.changed, source)
+            facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity, self.changed, source)
             checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
             raise TrainingError(
@@ -369,7 +370,7 @@ class Trainer:
         state.train_seconds += totals.seconds
         if totals.skipped:
             self.event("skipped", steps=totals.skipped)
-        row = self.row(totals, rate)
+        row = facts.metrics_row(state, totals, rate, len(self.train_data))
         if self.metrics:
             self.put_down(self.metrics.write, row)
             self.put_down(runs.append_row, self.folder.spans, facts.spans_row(state.step, totals))
@@ -390,32 +391,6 @@ class Trainer:
         else:
             self.event("straggler_gone", rank=self.straggler)
         self.straggler = rank
-
-    def row(self, totals: Totals, rate: float) -> runs.Row:
-        state = self.state
-        return {
-            "kind": "train",
-            "step": state.step,
-            "epoch": round(state.pairs / len(self.train_data), 4),
-            "loss": totals.loss,
-            "learning_rate": rate,
-            "grad_norm": totals.grad_norm,
-            "largest_grad_norm": totals.largest_norm,
-            "clipped_steps": totals.clipped,
-            "steps": totals.steps,
-            "step_seconds": totals.seconds / totals.steps,
-            "median_step_seconds": totals.median_step,
-            "slowest_step_seconds": totals.slowest_step,
-            **{f"{span}_seconds": totals.mean(span) for span in totals.spans},
-            "lead_seconds": totals.lead_seconds,
-            "target_tokens_per_s": totals.target_tokens / totals.seconds,
-            "source_tokens_per_s": totals.source_tokens / totals.seconds,
-            "source_tokens": state.source_tokens,
-            "target_tokens": state.target_tokens,
-            "pairs": state.pairs,
-            "row_fill": round(totals.target_tokens / totals.slots, 4),
-            "train_seconds": round(state.train_seconds, 3),
-        }
 
     def event(self, name: str, at: int | None = None, **facts: Any) -> None:
         step = self.state.step if at is None else at
@@ -526,7 +501,7 @@ class Trainer:
         step, validated = self.validated
         scores = validated if step == self.state.step else {}
         numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-        taken = checkpoint.snapshot(state, weights, moments, self.identity(), numbers, own)
+        taken = checkpoint.snapshot(state, weights, moments, self.identity, numbers, own)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
@@ -555,17 +530,6 @@ class Trainer:
         self.progress("checkpoint", step, self.config.train.max_steps, detail)
 
     # --- beginnings ---
-
-    def identity(self) -> dict[str, Any]:
-        """What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
-        return {
-            "data_digest": self.data.manifest["digest"],
-            "packing": self.packing.settings(),
-            "mixture": runs.digest_of([asdict(stage) for stage in self.stages]) if self.stages else "one corpus",
-            "rows_per_step": self.share.rows,
-            "shape": {key: value for key, value in self.config.model.model_dump().items() if "dropout" not in key},
-            "dragoman": self.version,
-        }
 
     def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
