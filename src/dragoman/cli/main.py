@@ -187,6 +187,9 @@ def fail(line: str, code: int) -> None:
         from dragoman.parallel.ranks import report_error
 
         report_error(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # at once: everybody waits for this, and torch takes seconds to tidy up after a rank that is gone
     else:
         print(line, file=sys.stderr)
     sys.exit(code)
