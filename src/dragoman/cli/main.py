@@ -187,6 +187,10 @@ def fail(line: str, code: int) -> None:
         from dragoman.parallel.ranks import report_error
 
         report_error(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: everybody waits for this, and torch takes seconds to tidy up after a rank that is gone.
+        os._exit(code)
     else:
         print(line, file=sys.stderr)
     sys.exit(code)
