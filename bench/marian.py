@@ -137,14 +137,14 @@ class Training:
     @property
     def share(self) -> float:
         """Of the time there is for training, what is over. It begins after the first steps, which compile."""
-        return min(1.0, max(0.0, self.seconds - self.compiled_at) / (self.limit - self.compiled_at))
+        return min(1.0, max(0.0, self.seconds - self.compiled_at) / max(1e-9, self.limit - self.compiled_at))
 
     def train_until(self, seconds: float, stream: Iterator[Padded]) -> float:
-        """Go on until so many seconds since the start are over; returns the mean loss of this stretch."""
+        """Go on until so many seconds since the start are over, for one step at least; returns the mean loss."""
         self.objective.train()
         self.loss_sum.zero_()
         first, start, before = self.step, time.perf_counter(), self.seconds
-        while self.seconds < seconds:
+        while self.step == first or self.seconds < seconds:
             self.update(next(stream))
             if self.step <= COMPILING:
                 self.loss_sum.item()  # waits for the device
@@ -234,7 +234,7 @@ def main() -> None:
     stream = endless(encoded, options.tokens, config.run.seed, pin=pin)
     watched = dict(list(sets.items())[:1])
     with closing(prefetched(stream, pin=False)) as ahead:  # type: ignore[arg-type]  # works for any items
-        while training.seconds < training.limit:
+        while not history or training.seconds < training.limit:
             goal = min(training.limit, training.seconds + options.evaluate_every)
             loss = training.train_until(goal, ahead)
             found = scores(training, data.vocabulary, watched, options.beam, options.batch_sentences)

@@ -95,7 +95,7 @@ def test_marian_learns_a_few_sentences_by_heart(prepared, tmp_path):
         "model.dropout=0.0",
     ]
     config = tiny_config(prepared.folder, tmp_path / "run", *overrides, "model.d_model=64", "model.encoder_layers=1")
-    training = Training(config, prepared, argparse.Namespace(compile="off"))
+    training = Training(config, prepared, argparse.Namespace(compile="off", minutes=0.01))
     batch = padded.padded(prepared.encoded("valid"), np.arange(6))
     for _ in range(150):
         training.update(batch)
