@@ -5,6 +5,7 @@ import signal
 import time
 from collections import Counter
 
+import psutil
 import pytest
 from fault_runs import STEPS, equal, final_weights
 from support import tiny_config
@@ -81,10 +82,15 @@ def kill(watched, rank):
     return 1
 
 
+def listening(process):
+    return [port for port in process.net_connections() if port.status == psutil.CONN_LISTEN]
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.faults)])
 def test_sigterm(train_watched, undisturbed, note, ranks):
     with train_watched(*STEPS, ranks=ranks) as watched:
         watched.wait_for_step(15)
+        assert {port.laddr.ip for rank in watched.ranks().values() for port in listening(rank)} <= {"127.0.0.1"}
         since = time.time()
         watched.process.send_signal(signal.SIGTERM)
         assert watched.finish() == 128 + signal.SIGTERM
