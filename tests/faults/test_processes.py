@@ -73,7 +73,8 @@ def test_kills_at_random_times(train_watched, undisturbed, note):
     assert not list(watched.run.checkpoints.glob("*.damaged")), "no half-written checkpoint had the name of a whole one"
     assert equal(final_weights(watched.run.path), undisturbed(*LONG))
     kinds = ", ".join(f"{count} {kind}" for kind, count in when.items())
-    note(f"kill -9 of any rank, {KILLS} times", SAME_END, f"{kinds}: same end to the bit", detect, again, lost)
+    observed = f"{KILLS} kills ({kinds}): same end to the bit"
+    note("kill -9 of any rank at random times", SAME_END, observed, detect, again, lost)
 
 
 def kill(watched, rank):

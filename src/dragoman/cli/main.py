@@ -189,7 +189,7 @@ def fail(line: str, code: int) -> None:
         report_error(line)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # at once: everybody waits for this, and torch takes seconds to tidy up after a rank that is gone
+        os._exit(code)  # everybody waits for this, and torch tidies up for seconds after a rank is gone
     else:
         print(line, file=sys.stderr)
     sys.exit(code)
