@@ -5,6 +5,7 @@ import signal
 import time
 from collections import Counter
 
+import psutil
 import pytest
 from fault_runs import STEPS, equal, final_weights
 from support import tiny_config
@@ -72,7 +73,8 @@ def test_kills_at_random_times(train_watched, undisturbed, note):
     assert not list(watched.run.checkpoints.glob("*.damaged")), "no half-written checkpoint had the name of a whole one"
     assert equal(final_weights(watched.run.path), undisturbed(*LONG))
     kinds = ", ".join(f"{count} {kind}" for kind, count in when.items())
-    note(f"kill -9 of any rank, {KILLS} times", SAME_END, f"{kinds}: same end to the bit", detect, again, lost)
+    observed = f"{KILLS} kills ({kinds}): same end to the bit"
+    note("kill -9 of any rank at random times", SAME_END, observed, detect, again, lost)
 
 
 def kill(watched, rank):
@@ -81,10 +83,15 @@ def kill(watched, rank):
     return 1
 
 
+def listening(process):
+    return [port for port in process.net_connections() if port.status == psutil.CONN_LISTEN]
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.faults)])
 def test_sigterm(train_watched, undisturbed, note, ranks):
     with train_watched(*STEPS, ranks=ranks) as watched:
         watched.wait_for_step(15)
+        assert {port.laddr.ip for rank in watched.ranks().values() for port in listening(rank)} <= {"127.0.0.1"}
         since = time.time()
         watched.process.send_signal(signal.SIGTERM)
         assert watched.finish() == 128 + signal.SIGTERM
