@@ -269,7 +269,7 @@ class Trainer:
                 reason = self.look_back(window.close(), rate, stopping)
                 if reason:
                     return reason
-                if not gc.get_freeze_count():
+                if self.mesh.device.type == "cuda" and not gc.get_freeze_count():
                     set_aside()
                 window = Window(self.mesh, train.clip_norm)
         return "max_steps"
