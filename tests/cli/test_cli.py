@@ -10,6 +10,7 @@ import pytest
 from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
+from dragoman.cli import demo
 
 QUICK = """
 import sys
@@ -187,6 +188,19 @@ def test_a_full_disk_is_one_line_and_old_checkpoints_stay(prepared, tmp_path):
         assert not list((disk / "run" / "checkpoints").glob("*.partial"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_the_demo_tells_its_story_to_the_end(tmp_path, monkeypatch, capsys):
+    """As `make demo`, with less of everything."""
+    small = demo.RUN_FILE.replace(
+        'corpus = "grammar"', 'corpus = "grammar"\ntrain_pairs = 600\nvalid_pairs = 20\ntest_pairs = 20'
+    )
+    small = small.replace("[train]", "[subwords]\nvocab_size = 400\n\n[train]\nmax_steps = 4\nbatch_tokens = 1024")
+    monkeypatch.setattr(demo, "RUN_FILE", small)
+    assert demo.run(tmp_path / "demo", 2) == 0
+    told = capsys.readouterr().out
+    assert "BLEU" in told
+    assert f"report: {tmp_path / 'demo' / 'runs' / 'tiny' / 'report.html'}" in told
 
 
 def test_a_demo_replaces_a_demo_and_nothing_else(tmp_path):

@@ -65,6 +65,6 @@ def run(folder: Path, processes: int) -> int:
     last = load_run(config.run.folder).train_rows[-1]
     seconds = last["train_seconds"] / last["step"]
     print(f"average step: {seconds:.3f} s over {last['step']:,} steps, {processes} processes")
-    html, markdown = write_report(config.run.folder)
-    print(f"report: {html} (and {markdown.name} beside it)")
+    page, *others = write_report(config.run.folder)
+    print(f"report: {page} (beside it {', '.join(path.name for path in others)})")
     return 0
