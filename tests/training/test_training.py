@@ -17,6 +17,8 @@ from dragoman.errors import DataError, RunError, TrainingError
 from dragoman.model.folder import read_model
 from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined
+from dragoman.report import load_run
+from dragoman.report.size_questions import checkpoint_bytes
 from dragoman.training.checkpoint import newest_sound
 from dragoman.training.trainer import Trainer
 from dragoman.translate.translator import find_model
@@ -325,6 +327,8 @@ def test_averaged_weights_are_kept_and_validated_and_training_goes_on_with_its_o
     losses = {name: [row["loss"] for row in runs.read_rows(tmp_path / name / "metrics.jsonl") if row["kind"] == "valid"]
               for name in ("plain", "straight")}  # fmt: skip
     assert losses["straight"][-1] != losses["plain"][-1], "the average is what is validated"
+    answer = checkpoint_bytes(load_run(tmp_path / "straight"))
+    assert "as 16 bytes a parameter + 16 predict" in answer.verdict
     found = weights(tmp_path / "straight", 6)
     average, _ = read_model(runs.RunFolder(tmp_path / "straight").checkpoint(6))
     assert_same(average.state_dict(), found, rtol=0, atol=0)

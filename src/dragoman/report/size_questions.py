@@ -105,17 +105,23 @@ def against_prediction(checkpoint: Checkpoint, predicted: int | None) -> tuple[s
         verdict = f"{whole}; what it should weigh cannot be said, because the number of parameters is not recorded."
         return verdict, [("Prediction", f"{units.NOT_RECORDED}: environment.json does not give the parameters")]
     rest = units.decimal_size(checkpoint.rest_bytes)
-    parameters, difference = (predicted - 16) // 12, checkpoint.tensor_bytes - predicted
+    averaged = (
+        "weights.safetensors" in checkpoint.files
+    )  # then the model is an average, and training's own weights lie beside it
+    parameters, each = (predicted - 16) // 12, 16 if averaged else 12
+    predicted = each * parameters + 16
+    difference = checkpoint.tensor_bytes - predicted
     # The reference kept its step and Adam's powers as tensors; here the step is in training.json.
     reason = " (counters are no tensors in this format)" if difference == -16 else ""
     evidence = [
         ("Parameters", f"{parameters:,}, at {checkpoint.tensor_bytes / parameters:.3f} bytes of tensors each"),
-        ("Prediction: 12 bytes a parameter + 16", f"{predicted:,} bytes = {units.size(predicted)}"),
+        (f"Prediction: {each} bytes a parameter + 16", f"{predicted:,} bytes = {units.size(predicted)}"),
         ("Difference", f"{checkpoint.bytes - predicted:+,} bytes"),
         ("Of it, headers, vocabulary, descriptions", f"{checkpoint.rest_bytes:+,} bytes"),
         ("Of it, tensors", f"{difference:+,} bytes{reason}"),
     ]
     if abs(difference) > 16:
         return f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted)}.", evidence
-    made_of = f"{tensors} of weights and moments, as 12 bytes a parameter + 16 predict"
+    what = "weights, their average and moments" if averaged else "weights and moments"
+    made_of = f"{tensors} of {what}, as {each} bytes a parameter + 16 predict"
     return f"{whole}: {made_of}, and {rest} of vocabulary and descriptions.", evidence
