@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from hypothesis import settings
 from support import tiny_config
 
 from dragoman.cli.stages import prepare
 from dragoman.data.encode import PreparedData
 
 torch.set_num_threads(1)  # workers share two cores
+
+# The same examples every time, so that a red test is about the change at hand. DRAGOMAN_FUZZ=5000 looks for new ones.
+fuzz = int(os.environ.get("DRAGOMAN_FUZZ", "0"))
+settings.register_profile("dragoman", derandomize=not fuzz, max_examples=fuzz or 100)
+settings.load_profile("dragoman")
 
 
 @pytest.fixture(scope="session")

@@ -139,6 +139,12 @@ def test_json_keys_of_other_people(tmp_path):
         ("a.jsonl", '{"source": 1, "target": "b"}', "line 1: .*not text"),
         ("a.tmx", CONTENTS["tmx"][:-100], "not a whole TMX file"),
         ("a.tmx", "plain text", "not a whole TMX file"),
+        ("a.tmx", CONTENTS["tmx"].replace("UTF-8", "U-F-8"), "unknown encoding"),
+        (
+            "a.tmx",
+            CONTENTS["tmx"].replace("<seg>", "<seg>" + 5000 * "<g>", 1).replace("</seg>", 5000 * "</g>" + "</seg>", 1),
+            "recursion",
+        ),
         ("a.tmx", TMX.format(units=""), "no unit in both en and de; its languages are en, fr"),
         (
             "a.tmx",

@@ -163,17 +163,23 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
 }  # fmt: skip
 
 
+def judged(folder: Path, verdicts: dict[int, str], wanted: tuple[str, ...]) -> list[str]:
+    """Answers and findings of a run are as they should be; returns the titles of the findings."""
+    said = {answer.number: answer.verdict for answer in diagnose(folder)}
+    for number, pattern in verdicts.items():
+        assert re.search(pattern, said[number]), f"{number}: {said[number]}"
+    titles = [finding.title for finding in findings(load_run(folder))]
+    for pattern in wanted:
+        assert any(re.search(pattern, title) for title in titles), titles
+    return titles
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_verdict_is_right(name: str, tmp_path: Path) -> None:
     how, bound, verdicts, wanted = CASES[name]
     folder = Made(tmp_path / "run", **how).write()
     record = load_run(folder)
-    said = {answer.number: answer.verdict for answer in diagnose(folder)}
-    for number, pattern in verdicts.items():
-        assert re.search(pattern, said[number]), f"{number}: {said[number]}"
-    titles = [finding.title for finding in findings(record)]
-    for pattern in wanted:
-        assert any(re.search(pattern, title) for title in titles), titles
+    titles = judged(folder, verdicts, wanted)
     if bound:
         found = waits(record)
         assert found.bound == bound, found
@@ -200,12 +206,7 @@ def test_recorded_runs_are_judged_right(name: str) -> None:
     folder = Path(__file__).parent / "recorded" / name
     record = load_run(folder)
     assert waits(record).bound == bound, waits(record)
-    said = {answer.number: answer.verdict for answer in diagnose(folder)}
-    for number, pattern in verdicts.items():
-        assert re.search(pattern, said[number]), f"{number}: {said[number]}"
-    titles = [finding.title for finding in findings(record)]
-    for pattern in wanted:
-        assert any(re.search(pattern, title) for title in titles), titles
+    titles = judged(folder, verdicts, wanted)
     assert "straggler" in name or not any("straggler" in title for title in titles), titles
 
 

@@ -155,7 +155,7 @@ def tmx_units(path: Path, stream: BinaryIO) -> Iterator[dict[str, bytes]]:
                 yield unit
                 if body is not None:
                     body.clear()  # or it would hold on to every unit
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # LookupError: encoding
         raise DataError(f"{path}: not a whole TMX file ({error}); take it again from its origin") from None
 
 

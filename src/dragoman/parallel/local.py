@@ -24,7 +24,7 @@ from torch.futures import Future
 from dragoman.config.schema import Parallel
 from dragoman.parallel import wire
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.strategy import Strategy, Tensors
+from dragoman.parallel.strategy import Strategy, Tensors, holding
 
 
 class Local(Strategy):
@@ -140,16 +140,9 @@ class Local(Strategy):
 
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:
-        own = [parameter.detach().clone() for parameter in self.parameters]
-        try:
-            self.put(torch.split(self.weights, [parameter.numel() for parameter in self.parameters]))
+        agreed = torch.split(self.weights, [parameter.numel() for parameter in self.parameters])
+        with holding(self.parameters, list(agreed)):
             yield objective
-        finally:
-            self.put(own)
-
-    def put(self, values: list[Tensor] | tuple[Tensor, ...]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.data.copy_(value.view_as(parameter))
 
     def own_state(self) -> Tensors:
         """Flights are waited for, but not landed before their time."""

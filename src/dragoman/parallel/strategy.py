@@ -25,6 +25,22 @@ from dragoman.parallel.mesh import Mesh
 Tensors = dict[str, Tensor]
 
 
+@contextmanager
+def holding(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+    """The parameters hold these values in here, and their own again afterwards."""
+    own = [parameter.detach().clone() for parameter in parameters]
+    try:
+        fill(parameters, values)
+        yield
+    finally:
+        fill(parameters, own)
+
+
+def fill(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.detach().copy_(value.view_as(parameter))
+
+
 class Strategy:
     """Gradients are averaged over all ranks at every step, in buckets, while the backward pass still runs."""
 

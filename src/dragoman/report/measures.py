@@ -192,4 +192,9 @@ def newest_checkpoint(record: RunRecord) -> Checkpoint:
 def predicted_bytes(record: RunRecord) -> int | None:
     """Of a checkpoint: weights and Adam's two moments in fp32, and 16 bytes of counters."""
     parameters = number(record.environment, "model", "parameters")
-    return 12 * int(parameters) + 16 if parameters else None
+    return bytes_a_parameter(record) * int(parameters) + 16 if parameters else None
+
+
+def bytes_a_parameter(record: RunRecord) -> int:
+    """16 where the model is a moving average, and the weights of training lie beside it."""
+    return 16 if "weights.safetensors" in newest_checkpoint(record).files else 12

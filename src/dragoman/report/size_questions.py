@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import size_of
-from dragoman.report.measures import newest_checkpoint, predicted_bytes
+from dragoman.report.measures import bytes_a_parameter, newest_checkpoint, predicted_bytes
 from dragoman.report.read import ROLES, Checkpoint, RunRecord, number, section, text
 from dragoman.runs import Row
 
@@ -72,7 +72,7 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     if held:
         return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)
-    verdict, compared = against_prediction(newest, predicted_bytes(record))
+    verdict, compared = against_prediction(newest, predicted_bytes(record), bytes_a_parameter(record))
     vocabulary = newest.files.get("vocabulary.model", 0)
     described = newest.rest_bytes - newest.header_bytes - vocabulary
     everything = units.size(sum(checkpoint.bytes for checkpoint in record.checkpoints))
@@ -99,18 +99,13 @@ def bytes_alone(held: float, parameters: float | None) -> Answer:
     return Answer(9, f"{units.size(held)}{''.join(fits)}.", evidence)
 
 
-def against_prediction(checkpoint: Checkpoint, predicted: int | None) -> tuple[str, Evidence]:
+def against_prediction(checkpoint: Checkpoint, predicted: int | None, each: int) -> tuple[str, Evidence]:
     whole, tensors = units.size(checkpoint.bytes), units.decimal_size(checkpoint.tensor_bytes)
     if predicted is None:
         verdict = f"{whole}; what it should weigh cannot be said, because the number of parameters is not recorded."
         return verdict, [("Prediction", f"{units.NOT_RECORDED}: environment.json does not give the parameters")]
     rest = units.decimal_size(checkpoint.rest_bytes)
-    averaged = (
-        "weights.safetensors" in checkpoint.files
-    )  # then the model is an average, and training's own weights lie beside it
-    parameters, each = (predicted - 16) // 12, 16 if averaged else 12
-    predicted = each * parameters + 16
-    difference = checkpoint.tensor_bytes - predicted
+    parameters, difference = (predicted - 16) // each, checkpoint.tensor_bytes - predicted
     # The reference kept its step and Adam's powers as tensors; here the step is in training.json.
     reason = " (counters are no tensors in this format)" if difference == -16 else ""
     evidence = [
@@ -122,6 +117,6 @@ def against_prediction(checkpoint: Checkpoint, predicted: int | None) -> tuple[s
     ]
     if abs(difference) > 16:
         return f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted)}.", evidence
-    what = "weights, their average and moments" if averaged else "weights and moments"
+    what = "weights, their average and moments" if each == 16 else "weights and moments"
     made_of = f"{tensors} of {what}, as {each} bytes a parameter + 16 predict"
     return f"{whole}: {made_of}, and {rest} of vocabulary and descriptions.", evidence

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+
+from dragoman.parallel.strategy import holding
 
 
 class Average:
@@ -26,16 +27,6 @@ class Average:
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """The model holds the average in here, and its own weights again afterwards."""
-        own = {name: weight.clone() for name, weight in self.weights.items()}
-        try:
-            self.put(self.tensors)
-            yield
-        finally:
-            self.put(own)
-
-    def put(self, tensors: dict[str, Tensor]) -> None:
-        for name, weight in self.weights.items():
-            weight.copy_(tensors[name])
+        return holding(list(self.weights.values()), list(self.tensors.values()))
