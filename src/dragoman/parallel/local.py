@@ -141,7 +141,7 @@ class Local(Strategy):
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:
         agreed = torch.split(self.weights, [parameter.numel() for parameter in self.parameters])
-        with holding(self.parameters, list(agreed)):
+        with holding(self.parameters, agreed):
             yield objective
 
     def own_state(self) -> Tensors:

@@ -7,7 +7,7 @@ away, weights between two agreements) is its own state, saved beside them so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 
 @contextmanager
-def holding(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
+def holding(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """The parameters hold these values in here, and their own again afterwards."""
     own = [parameter.detach().clone() for parameter in parameters]
     try:
@@ -36,7 +36,7 @@ def holding(parameters: list[Tensor], values: list[Tensor]) -> Iterator[None]:
         fill(parameters, own)
 
 
-def fill(parameters: list[Tensor], values: list[Tensor]) -> None:
+def fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.detach().copy_(value.view_as(parameter))
 
