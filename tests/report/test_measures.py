@@ -171,3 +171,16 @@ def test_a_pause_between_stop_and_resume_is_neither_run_nor_loss(story: Write) -
     assert (split.paused, split.lost) == (5000.0, 0)
     assert split.wall == pytest.approx(straight.wall + 10.0)
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
+
+
+def test_the_time_before_the_start_event_belongs_to_the_run(story: Write) -> None:
+    """Reading data and placing the model go before it; events that count from the start of the process tell how long."""
+    folder = story()
+    before = TimeSplit(load_run(folder)).wall
+    events = folder / "events.jsonl"
+    rows = [json.loads(line) for line in events.read_text().splitlines()]
+    rows.insert(1, {"time": rows[0]["time"] + 2.0, "event": "first_step", "step": 1, "seconds": 12.0})
+    events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = TimeSplit(load_run(folder))
+    assert split.wall == pytest.approx(before + 10.0)
+    assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)

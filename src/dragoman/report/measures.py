@@ -19,14 +19,14 @@ def series(rows: list[Row], key: str) -> tuple[list[int], list[float]]:
 
 
 class TimeSplit:
-    """Wall clock from the first start to the last stop, in seconds, without the pauses between a stop and a resume. The
+    """Wall clock from the first process to the last stop, in seconds, without the pauses between a stop and a resume. The
     parts add up to it exactly."""
 
     def __init__(self, record: RunRecord):
         begun, self.ended = starts(record), end_time(record)
         if not begun or self.ended <= begun[0]["time"]:
             raise record.lacks("events.jsonl", "has no start, or nothing after it")
-        self.started: float = begun[0]["time"]
+        self.started = process_start(record)
         self.paused = sum(until - since for since, until in pauses(record))
         self.wall = self.ended - self.started - self.paused
         self.stop_reason = stop_reason(record)
@@ -49,6 +49,15 @@ class TimeSplit:
 def starts(record: RunRecord) -> list[Row]:
     """The start; then every resume, and every start from nothing of a run killed before its first checkpoint."""
     return [row for row in record.events if row.get("event") in ("start", "resume")]
+
+
+def process_start(record: RunRecord) -> float:
+    """When the first process began: reading data and placing the model go before the start event. The events that count their
+    seconds from there tell it."""
+    begun = [*starts(record), {"time": float("inf")}]
+    first = [row for row in record.events if row["time"] < begun[1]["time"] and number(row, "seconds") is not None]
+    counted = [row["time"] - row["seconds"] for row in first if row.get("event") in ("first_step", "stop")]
+    return float(min([begun[0]["time"], *counted[:1]]))
 
 
 def stop_reason(record: RunRecord) -> str:

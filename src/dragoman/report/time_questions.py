@@ -20,8 +20,8 @@ def why_it_stopped(record: RunRecord) -> str:
 
 
 def duration(record: RunRecord) -> Answer:
-    """Wall clock between the first start and the last stop in events.jsonl (without a stop: the last row written
-    anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
+    """Wall clock between the start of the first process and the last stop in events.jsonl (without a stop: the last row
+    written anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
     their events; what is left is other: start-up, compilation, logging, steps after the last row."""
     split, steps = TimeSplit(record), last_step(record)
     verdict = f"{units.duration(split.wall)} "
