@@ -72,9 +72,9 @@ class Watched:
         found = {}
         for child in self.children():
             try:
-                settings = child.environ()
-                if "RANK" in settings and "train" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                    found[int(settings["RANK"])] = child
+                name, _, rank = child.name().partition(":")
+                if name == "dragoman" and child.status() != psutil.STATUS_ZOMBIE:
+                    found[int(rank)] = child
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found

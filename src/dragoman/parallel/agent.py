@@ -128,6 +128,8 @@ class Agent:
         arguments = [str(self.run_file) if word == "RUN_FILE" else word for word in request["arguments"]]
         os.environ.update(request["environment"])
         place = Place(**request["place"])
+        if self.crew:
+            self.crew.end()
         self.crew = Crew(place, arguments, attempt=request["attempt"], say=self.pass_on)
         return {"pids": [process.pid for process in self.crew.processes]}
 

@@ -2,6 +2,8 @@
 command that runs a command elsewhere. What would stop the run is found before a rank starts, and said with the host's name.
 
 connect -> look (versions, data, interfaces) -> meet (who reaches whom, over which address) -> start -> watch -> end
+
+Agents outlive an attempt: after a failure only the hosts that were lost are connected and looked at again.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o Ser
 ANSWER_SECONDS = 25.0
 BEAT_SECONDS = 5.0  # between two signs of life to the agents
 RETURN_SECONDS = 60.0  # for a host that is started again to be reachable
+RETRY_SECONDS = 0.5
 LAST_WORDS = 4  # lines of what the remote shell said
 
 
@@ -57,7 +60,7 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     return hosts
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """One of them, as seen from the launcher."""
 
@@ -117,6 +120,7 @@ class Host:
             if self.process.poll() is not None and answer.empty():
                 time.sleep(0.2)  # for its last words
                 raise self.unreachable()
+        self.process.kill()  # it gets another agent when the run is started again
         raise self.error(f"did not answer within {seconds:.0f} s; is it overloaded, or its file system hanging?")
 
     def error(self, reason: str) -> TrainingError:
@@ -146,18 +150,21 @@ class Host:
 
 
 class Fleet:
-    """All hosts of one attempt. Use as a context: leaving it ends every process on every host."""
+    """All hosts of a run. Use as a context: leaving it ends every process on every host."""
 
     def __init__(self, cluster: Cluster, toml: str, received: list[int]):
         self.cluster, self.toml, self.received = cluster, toml, received
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
-        self.hosts = [Host(name, ranks) for name, ranks in cluster.hosts]
+        self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
         self.port = cluster.port
 
-    def __enter__(self) -> Fleet:
+    def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
-        for host in self.hosts:
-            host.connect([*shlex.split(self.cluster.shell), host.name, agent], self.inbox)
+        host = Host(name, ranks)
+        host.connect([*shlex.split(self.cluster.shell), name, agent], self.inbox)
+        return host
+
+    def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -185,6 +192,34 @@ class Fleet:
         return found
 
     # --- before anything starts ---
+
+    def gather(self, patience: float) -> None:
+        """Every host has an agent and is reached by the others; for so many seconds it is waited for those that are lost."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self.take_up()
+            except TrainingError:
+                if self.received or time.monotonic() > deadline:
+                    raise
+            self.tell("beat")
+            time.sleep(RETRY_SECONDS)
+
+    def take_up(self) -> None:
+        for place, host in enumerate(self.hosts):
+            if host.process.poll() is not None and host.asked:
+                host.leave()
+                self.hosts[place] = self.connected(host.name, host.ranks)
+        if all(host.address for host in self.hosts):  # nobody was lost: only the port of rank 0 is another one
+            self.port = self.hosts[0].ask("listen", port=self.cluster.port)["port"]
+            self.hosts[0].ask("deaf")
+            return
+        self.look()
+        self.check_same()
+        self.meet()
+        self.stop_listening()
+        told = ", ".join(f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in self.hosts)
+        print(f"hosts: {told}; rank 0 listens at port {self.port}", flush=True)
 
     def look(self) -> None:
         """Ask every host what it has."""
@@ -222,6 +257,8 @@ class Fleet:
             only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
             self.port = only.ask("listen", port=self.port)["port"]
             return
+        for host in self.hosts:
+            host.address = ""
         ports = self.each(lambda host: host.ask("listen", port=self.cluster.port if host is self.hosts[0] else 0))
         for host, listening_at in zip(self.hosts, ports, strict=True):
             self.choose_address(host, listening_at)
@@ -263,10 +300,18 @@ class Fleet:
 
     # --- a run ---
 
+    def attempt(self, arguments: list[str], environment: dict[str, str], attempt: int) -> tuple[int, str]:
+        self.gather(RETURN_SECONDS if attempt else 0.0)
+        if self.received:  # Ctrl-C before anything has begun
+            return 130, ""
+        self.start(arguments, environment, attempt)
+        return self.watch()
+
     def start(self, arguments: list[str], environment: dict[str, str], attempt: int) -> None:
         world, first = sum(host.ranks for host in self.hosts), 0
         starting = {}
         for host in self.hosts:
+            host.ended = None
             starting[host.name] = Place(first, host.ranks, world, self.hosts[0].address, self.port, host.interface)
             first += host.ranks
         shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
@@ -285,7 +330,7 @@ class Fleet:
                 self.tell("beat")
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
-                failure = self.hear(host, message)
+                failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
                 if failure and (not verdict[0] or (failure[0] == 2 != verdict[0])):
                     if not verdict[0] and not self.received:
                         self.tell("end")
@@ -295,10 +340,11 @@ class Fleet:
     def tell(self, do: str, **details: Any) -> None:
         """Without waiting for an answer: a host may be gone."""
         for host in self.hosts:
-            if host.ended is None:
-                ask = {} if do == "beat" else {"ask": 0}
+            if do == "beat":
+                host.send({"do": do})
+            elif host.ended is None:
                 host.answers.setdefault(0, queue.Queue())
-                host.send({**ask, "do": do, **details})
+                host.send({"ask": 0, "do": do, **details})
 
     def hear(self, host: Host, message: Message) -> tuple[int, str] | None:
         """A line of a rank is shown; the end of a host is noted; a failure is returned."""
@@ -320,12 +366,10 @@ def launch_on_hosts(
 ) -> int:
     """Run `dragoman ARGUMENTS` on all hosts, RUN_FILE standing for the configuration; returns the exit code. After a failure
     that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
-    with listening() as received:
+    with listening() as received, Fleet(cluster, toml, received) as fleet:
         for attempt in range(restarts + 1):
             try:
-                code, line = attempt_on_hosts(
-                    cluster, toml, resumed(arguments, attempt), environment, attempt, received
-                )
+                code, line = fleet.attempt(resumed(arguments, attempt), environment, attempt)
             except TrainingError as error:
                 if attempt in (0, restarts) or received:
                     raise
@@ -339,28 +383,3 @@ def launch_on_hosts(
             if attempt < restarts:
                 print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
     return code
-
-
-def attempt_on_hosts(
-    cluster: Cluster, toml: str, arguments: list[str], environment: dict[str, str], attempt: int, received: list[int]
-) -> tuple[int, str]:
-    deadline = time.monotonic() + (RETURN_SECONDS if attempt else 0.0)
-    while True:
-        try:
-            with Fleet(cluster, toml, received) as fleet:
-                fleet.look()
-                fleet.check_same()
-                fleet.meet()
-                fleet.stop_listening()
-                told = ", ".join(
-                    f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in fleet.hosts
-                )
-                print(f"hosts: {told}; rank 0 listens at port {fleet.port}", flush=True)
-                if received:  # Ctrl-C before anything has begun
-                    return 130, ""
-                fleet.start(arguments, environment, attempt)
-                return fleet.watch()
-        except TrainingError:
-            if received or time.monotonic() > deadline:
-                raise
-            time.sleep(2.0)

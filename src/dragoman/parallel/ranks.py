@@ -1,20 +1,26 @@
 """The ranks of one host: started together, watched, ended together. The error of the one that failed first comes back as
 one line. No rendezvous: who starts them knows where each stands, so there is nothing to agree on and nothing to get stale.
+
+Every rank is a copy of one process that has imported everything and done nothing (multiprocessing's fork server): torch is
+imported once a host, not once a rank, and not again when ranks are started again, which is most of what a restart would cost.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
@@ -23,6 +29,10 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and
 GRACE_SECONDS = 5.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.1
+NURSERY = multiprocessing.get_context("forkserver")
+NURSERY.set_forkserver_preload(
+    ["dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.stages", "dragoman.cli.tell"]
+)
 KILLED: dict[int, str] = {signal.SIGKILL: "was killed (by somebody, or by the kernel when memory ran out: dmesg tells)"}
 
 
@@ -62,10 +72,24 @@ class Outcome:
 Say = Callable[[int, str], None]  # rank, line
 
 
-def die_with_parent() -> None:
-    """Linux ends this process when the one that started it is gone, however it went."""
+def be_rank(arguments: list[str], environment: dict[str, str], out: Connection | None) -> None:
+    """`python -m dragoman ARGUMENTS`, in a copy of the process that has imported it."""
+    os.setsid()  # Ctrl-C at the terminal reaches it through `hand_on` alone, once
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        control = ctypes.CDLL(None).prctl
+        control(1, signal.SIGTERM)  # it ends when the one that started it is gone, however that went
+        control(15, rank_name(int(environment["RANK"])).encode())  # for ps, top and nvidia-smi
+    os.environ.clear()
+    os.environ.update(environment)
+    if out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.argv = ["dragoman", *arguments]
+    runpy.run_module("dragoman", run_name="__main__")
+
+
+def rank_name(rank: int) -> str:
+    return f"dragoman:{rank}"
 
 
 class Crew:
@@ -74,32 +98,23 @@ class Crew:
     def __init__(self, place: Place, arguments: list[str], *, attempt: int = 0, say: Say | None = None):
         self.place = place
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
+        # Read when torch is imported, so they have to be there before the first rank is.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
-        shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
-        shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
         self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
         self.handed_on = 0
 
-    def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> subprocess.Popen[str]:
+    def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
-        command = [sys.executable, "-m", "dragoman", *arguments]
-        out = subprocess.PIPE if say else None
-        # A session of its own: Ctrl-C at the terminal reaches it through `hand_on` alone, once.
-        process = subprocess.Popen(
-            command,
-            env=shared | own,
-            stdout=out,
-            stderr=subprocess.STDOUT if say else None,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        if say:
-            threading.Thread(target=pass_lines, args=(process, self.place.first + local, say), daemon=True).start()
+        heard, said = NURSERY.Pipe(duplex=False) if say else (None, None)
+        process = NURSERY.Process(target=be_rank, args=(arguments, shared | own, said))
+        process.start()
+        if heard and said and say:
+            said.close()
+            threading.Thread(target=pass_lines, args=(heard, self.place.first + local, say), daemon=True).start()
         return process
 
     def error_file(self, local: int) -> Path:
@@ -107,18 +122,20 @@ class Crew:
 
     def hand_on(self, number: int) -> None:
         self.handed_on += 1
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(number)
+        for process in self.alive():
+            os.kill(process.pid or 0, number)
+
+    def alive(self) -> list[ForkServerProcess]:
+        return [process for process in self.processes if process.exitcode is None]
 
     def look(self) -> Outcome | None:
         """How it ended, or None while it goes on. Ranks that lost another are ended after a while."""
         for local, process in enumerate(self.processes):
-            rank, code = self.place.first + local, process.poll()
+            rank, code = self.place.first + local, process.exitcode
             if code and rank not in dict(self.failed):
                 self.failed.append((rank, code))
                 self.failed_at = min(self.failed_at, time.monotonic())
-        if any(process.poll() is None for process in self.processes):
+        if self.alive():
             patience = STOP_SECONDS if self.handed_on == 1 else GRACE_SECONDS
             if time.monotonic() - self.failed_at > patience:
                 self.kill()
@@ -138,22 +155,22 @@ class Crew:
         return Outcome(code if code > 0 else 1, line or missing, rank)
 
     def kill(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+        for process in self.alive():
+            process.kill()
 
     def end(self) -> None:
         """Every process is gone when this returns."""
         self.kill()
         for process in self.processes:
-            process.wait()
+            process.join()
         self.files.cleanup()
 
 
-def pass_lines(process: subprocess.Popen[str], rank: int, say: Say) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        say(rank, line.rstrip("\n"))
+def pass_lines(heard: Connection, rank: int, say: Say) -> None:
+    with open(os.dup(heard.fileno()), encoding="utf-8", errors="replace") as stream:
+        heard.close()
+        for line in stream:
+            say(rank, line.rstrip("\n"))
 
 
 def read_error(path: Path) -> str:
