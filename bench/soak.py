@@ -17,8 +17,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from faults import Watched, percentiles
@@ -47,9 +48,9 @@ optim.set_rate = compute
 class Chaos:
     """One fault after the other, while the run goes on."""
 
-    def __init__(self, lab: Lab, watched: Watched, dice: random.Random):
+    def __init__(self, lab: Lab, watched: Watched, dice: random.Random, only: list[str]):
         self.lab, self.watched, self.dice = lab, watched, dice
-        self.counts: Counter[str] = Counter()
+        self.moments: list[tuple[float, int, str]] = []  # time, step, what happened then
         self.faults: dict[str, Callable[[], None]] = {
             "kill a rank": self.kill_rank,
             "lose a host": self.lose_host,
@@ -58,12 +59,22 @@ class Chaos:
             "lose packets": self.lose_packets,
             "damage a checkpoint": self.damage_checkpoint,
         }
+        self.faults = {name: self.faults[name] for name in only or self.faults}
 
     def happen(self) -> str:
         name = self.dice.choice(list(self.faults))
+        self.moments.append((time.time(), self.watched.step(), name))
         self.faults[name]()
-        self.counts[name] += 1
         return name
+
+    def costs(self, ended: float, steps: int, step: float) -> dict[str, dict[str, float]]:
+        """By kind: how many, and the seconds that each took away, until the next fault or the end. Steps are told in tens."""
+        spent: dict[str, list[float]] = defaultdict(list)
+        for (since, at, name), (until, later, _) in pairwise([*self.moments, (ended, steps, "")]):
+            spent[name].append(until - since - (later - at) * step)
+        return {
+            name: {"faults": len(each), "seconds_each": round(statistics.mean(each), 2)} for name, each in spent.items()
+        }
 
     def rank(self):
         ranks = self.watched.ranks()
@@ -134,7 +145,7 @@ def disturbed(lab: Lab, options: argparse.Namespace, folder: Path, steps: int) -
     dice = random.Random(options.seed)
     with launch(lab, options, folder, "run", steps, 100_000) as watched:
         watched.wait_for(lambda: watched.events("first_step"), "first step")
-        began, chaos = time.time(), Chaos(lab, watched, dice)
+        began, chaos = time.time(), Chaos(lab, watched, dice, options.only)
         ended = threading.Event()
         threading.Thread(target=lambda: (watched.process.wait(), ended.set()), daemon=True).start()
         while not ended.wait(dice.expovariate(1.0 / options.every)):
@@ -144,7 +155,7 @@ def disturbed(lab: Lab, options: argparse.Namespace, folder: Path, steps: int) -
                 f"{time.time() - began:6.0f} s, step {watched.step()}, {share:.0%}: {name}", file=sys.stderr, flush=True
             )
         assert watched.finish() == 0, watched.said[-4000:]
-    return watched, chaos, time.time() - began
+    return watched, chaos, began
 
 
 def same_end(options: argparse.Namespace, folder: Path, steps: int, run: runs.RunFolder) -> bool:
@@ -167,9 +178,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="of an undisturbed run of as many steps")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two faults, on average")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--only", nargs="*", default=[], help='kinds of faults, as "kill a rank"; all unless some are named'
+    )
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step that a rank sleeps")
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
-    parser.add_argument("--timeout", type=int, default=20, help="train.timeout_seconds")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
+    parser.add_argument("--timeout", type=int, default=5, help="train.timeout_seconds")
     options = parser.parse_args()
     if reason := missing():
         sys.exit(f"hosts out of network namespaces: {reason}")
@@ -181,14 +195,16 @@ def main() -> None:
         step = undisturbed_step(lab, options, folder)
         steps = round(options.minutes * 60 / step)
         print(f"undisturbed: {step:.3f} s a step; {steps} steps", file=sys.stderr, flush=True)
-        watched, chaos, wall = disturbed(lab, options, folder, steps)
+        watched, chaos, began = disturbed(lab, options, folder, steps)
+        ended = time.time()
+        wall = ended - began
         resumed = watched.events("resume")
         lost = [row["lost_steps"] for row in resumed]
         sound = all(runs.damage(path) is None for path in runs.checkpoint_folders(watched.run))
         result = {
             "hosts": len(HOSTS), "minutes": options.minutes, "seed": options.seed, "steps": steps,
             "undisturbed_step_seconds": round(step, 4), "wall_seconds": round(wall, 1), "goodput": round(steps * step / wall, 4),
-            "faults": dict(chaos.counts), "seconds_between_faults": round(wall / max(1, chaos.counts.total()), 1),
+            "faults": chaos.costs(ended, steps, step), "seconds_between_faults": round(wall / max(1, len(chaos.moments)), 1),
             "restarts": watched.said.count("starting again"), "lost_steps": percentiles(list(map(float, lost)), ""),
             "start_seconds": round(statistics.median(row["seconds"] for row in watched.events("first_step")), 2),
             "checkpoints_sound": sound, "left_behind": lab.left_behind(),

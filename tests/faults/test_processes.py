@@ -60,7 +60,7 @@ def test_kills_at_random_times(train_watched, undisturbed, note):
             if when.total() % 4 == 3:
                 watched.wait_for(lambda: watched.said.count("starting again") == when.total(), "next start")
                 watched.wait_for(lambda: len(watched.ranks()) == 2, "two ranks")
-                time.sleep(dice.uniform(0.0, 1.5))
+                time.sleep(dice.uniform(0.0, 0.4))
                 when["during set-up"] += kill(watched, dice.randrange(2))
             last = watched.killed_at
             watched.wait_for(lambda t=last: watched.events("first_step", since=t), f"life after kill {when.total()}")

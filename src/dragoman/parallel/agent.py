@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from dragoman.parallel import network
-from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place
+from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, warm
 
 MARK = "@dragoman "
 SILENCE_SECONDS = 60.0  # without a word from the launcher: it is gone, or the network between us is
@@ -45,6 +45,7 @@ class Agent:
         self.heard = time.monotonic()
 
     def serve(self) -> None:
+        warm()
         threading.Thread(target=self.read, daemon=True).start()
         try:
             while self.take_turn():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -18,17 +18,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
+
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
-GRACE_SECONDS = 5.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
+GRACE_SECONDS = 3.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.05
 NURSERY = multiprocessing.get_context("forkserver")
 NURSERY.set_forkserver_preload(
     ["dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.stages", "dragoman.cli.tell"]
@@ -84,8 +87,22 @@ def be_rank(arguments: list[str], environment: dict[str, str], out: Connection |
     if out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
+    set_threads(int(environment["OMP_NUM_THREADS"]))
     sys.argv = ["dragoman", *arguments]
     runpy.run_module("dragoman", run_name="__main__")
+
+
+def set_threads(count: int) -> None:
+    """OMP_NUM_THREADS was read when torch was imported, before anybody knew how many ranks there would be."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def warm() -> None:
+    """Begin to import what ranks need, beside whatever comes before them."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
+    multiprocessing.forkserver.ensure_running()
 
 
 def rank_name(rank: int) -> str:
@@ -98,10 +115,9 @@ class Crew:
     def __init__(self, place: Place, arguments: list[str], *, attempt: int = 0, say: Say | None = None):
         self.place = place
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
-        # Read when torch is imported, so they have to be there before the first rank is.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+        warm()
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
         self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
@@ -137,12 +153,18 @@ class Crew:
                 self.failed_at = min(self.failed_at, time.monotonic())
         if self.alive():
             patience = STOP_SECONDS if self.handed_on == 1 else GRACE_SECONDS
-            if time.monotonic() - self.failed_at > patience:
+            if time.monotonic() - self.failed_at > patience or (self.failed_at < float("inf") and self.stand_still()):
                 self.kill()
             return None
         self.outcome = self.verdict()
         self.files.cleanup()
         return self.outcome
+
+    def stand_still(self) -> bool:
+        """Whether all that are left are stopped (SIGSTOP, a debugger): these will not notice anything by themselves."""
+        with suppress(psutil.NoSuchProcess):
+            return all(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED for process in self.alive())
+        return False
 
     def verdict(self) -> Outcome:
         """A rank with something to say to the user comes before those that failed because it was gone."""
