@@ -146,11 +146,13 @@ def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher):
 
 BREAK_RANK_1 = """
 import os
-if os.environ.get("RANK") == "1":
-    from dragoman.training.window import Window
-    def fail(self, *arguments):
+from dragoman.training.window import Window
+usual = Window.add
+def fail(self, *arguments):
+    if os.environ["RANK"] == "1":
         raise OSError(5, "Input/output error", "/a/bad/disk")
-    Window.add = fail
+    usual(self, *arguments)
+Window.add = fail
 """
 
 

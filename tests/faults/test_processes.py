@@ -2,13 +2,15 @@
 
 import random
 import signal
+import sys
 import time
 from collections import Counter
 
 import psutil
 import pytest
 from fault_runs import STEPS, equal, final_weights
-from support import tiny_config
+from faults import Watched
+from support import as_overrides, tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
@@ -85,6 +87,36 @@ def kill(watched, rank):
 
 def listening(process):
     return [port for port in process.net_connections() if port.status == psutil.CONN_LISTEN]
+
+
+def test_torchrun_starts_again(prepared, tmp_path, undisturbed, note):
+    """Its elastic agent does what our launcher does elsewhere, with the same command."""
+    config = tiny_config(prepared.folder, tmp_path / "run", *STEPS)
+    agent = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=2",
+        "--monitor-interval=0.1",
+    ]
+    words = ["train", "tiny", *as_overrides(config), "--resume", "--simulate-fault", "kill:rank=1,step=25"]
+    command = [sys.executable, *agent, "-m", "dragoman", *words]
+    with Watched(command, tmp_path / "run", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1") as watched:
+        watched.wait_for_step(24)
+        since = time.time()
+        assert watched.finish() == 0, watched.said
+    assert equal(final_weights(tmp_path / "run"), undisturbed(*STEPS))
+    lost = watched.lost_steps(since)
+    assert lost <= 10, "nothing is lost beyond the last checkpoint"
+    note(
+        "kill -9 of one rank under torchrun",
+        f"torchrun's agent: {SAME_END}",
+        "same end to the bit",
+        (),
+        watched.trained_again(since),
+        lost,
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.faults)])

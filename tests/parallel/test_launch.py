@@ -13,9 +13,10 @@ from dragoman import runs
 SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
 
-def test_two_ranks_on_ray_learn_what_one_process_learns(prepared, tmp_path):
+def test_two_ranks_on_ray_learn_what_one_process_learns_though_one_is_lost(prepared, tmp_path):
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    for name, arguments in (("alone", ["--nproc", "1"]), ("ray", ["--nproc", "2", "--engine", "ray"])):
+    fault = ["--restarts", "1", "--simulate-fault", "kill:rank=1,step=2"]
+    for name, arguments in (("alone", ["--nproc", "1"]), ("ray", ["--nproc", "2", "--engine", "ray", *fault])):
         config = tiny_config(prepared.folder, tmp_path / name, *SPLIT)
         dragoman("train", "tiny", *as_overrides(config), *arguments)
     alone, ray = (
@@ -23,7 +24,9 @@ def test_two_ranks_on_ray_learn_what_one_process_learns(prepared, tmp_path):
     )
     for name, tensor in alone.items():
         torch.testing.assert_close(tensor, ray[name], rtol=1e-4, atol=1e-6)
-    assert runs.read_rows(tmp_path / "ray" / "events.jsonl")[0]["ranks"] == 2
+    begun = [row for row in runs.read_rows(tmp_path / "ray" / "events.jsonl") if row["event"] in ("start", "resume")]
+    assert [row["ranks"] for row in begun] == [2, 2]
+    assert not list(tmp_path.glob(".ray-*")), "Ray's notes are gone"
 
 
 WITHOUT = """

@@ -11,13 +11,12 @@ from dragoman.training.window import SPANS
 
 SLOW_RANK_1 = """
 import os, time
-if os.environ.get("RANK") == "1":
-    from dragoman.training import optim
-    usual = optim.set_rate
-    def slowly(*arguments):
-        time.sleep(0.3)
-        return usual(*arguments)
-    optim.set_rate = slowly
+from dragoman.training import optim
+usual = optim.set_rate
+def slowly(*arguments):
+    time.sleep(0.3 if os.environ["RANK"] == "1" else 0.0)
+    return usual(*arguments)
+optim.set_rate = slowly
 """
 
 

@@ -114,7 +114,8 @@ def train(
         stages.check_ready(config, resume=resume)
         arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
         if engine is Engine.ray:
-            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device))
+            storage = Path(config.run.folder).absolute().parent
+            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, storage))
         processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1 or restarts:
             raise typer.Exit(launch(processes, arguments, restarts=restarts))

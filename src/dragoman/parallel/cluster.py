@@ -1,4 +1,6 @@
-"""Start ranks on a Ray cluster: one actor per rank, each running the same command as everywhere else."""
+"""Ranks on a Ray cluster: Ray Train finds room for them, and starts all again when one of them or its node is lost. Each runs the
+same command as everywhere else, in a process of its own: a worker of Ray may neither catch signals nor end by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +8,49 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from dragoman.errors import TrainingError, require_extra
-from dragoman.parallel.launch import free_port, listening
+from dragoman.parallel.launch import free_port, listening, resumed, worth_another
+from dragoman.parallel.ranks import RESTART, die_with_parent
 
-START_SECONDS = 60.0
+MEETING_SECONDS = 120  # for all workers to be there
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
 
 
-def launch_on_ray(processes: int | None, arguments: list[str], device: str) -> int:
+def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, storage: Path) -> int:
     """Run `python -m dragoman ARGUMENTS` in several ranks; the cluster is RAY_ADDRESS, or one made on this host.
-    The folders of the run file must be visible on every node. Returns the exit code."""
+    The folders of the run file, and `storage` for Ray's notes, must be visible on every node. Returns the exit code."""
     ray = require_extra("ray", "ray", "--engine ray")
+    storage.mkdir(parents=True, exist_ok=True)
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # paths of the run file start where we are
     address = os.environ.get("RAY_ADDRESS")
     # A cluster of our own stays on loopback: Ray asks nobody for a password.
     place = {"address": address} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     ray.init(**place, logging_level="ERROR")
     try:
-        with listening() as received:
-            return run_ranks(ray, processes, arguments, device, received)
+        with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
+            return run_ranks(ray, processes, arguments, device, restarts, Path(notes), received)
     finally:
         ray.shutdown()
 
 
-def run_ranks(ray: Any, processes: int | None, arguments: list[str], device: str, received: list[int]) -> int:
+def run_ranks(
+    ray: Any,
+    processes: int | None,
+    arguments: list[str],
+    device: str,
+    restarts: int,
+    notes: Path,
+    received: list[int],
+) -> int:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     available = ray.cluster_resources()
     gpus = int(available.get("GPU", 0)) if device != "cpu" else 0  # of the cluster: this host may have none
     room, wanted = gpus or int(available.get("CPU", 0)), processes or max(1, gpus)
@@ -38,65 +58,92 @@ def run_ranks(ray: Any, processes: int | None, arguments: list[str], device: str
         raise TrainingError(
             f"--nproc {wanted}: the Ray cluster has {room} {'GPUs' if gpus else 'CPUs'}; lower it or add nodes"
         )
-    actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_concurrency=2)(Rank)
-    ranks = [actor.remote() for _ in range(wanted)]
-    hosts = ray.get([rank.host.remote() for rank in ranks], timeout=START_SECONDS)
-    port = ray.get(ranks[0].free_port.remote())
-    settings = [environment(number, hosts, port, own_gpu=gpus > 0) for number in range(wanted)]
-    running = [rank.run.remote(own, arguments) for rank, own in zip(ranks, settings, strict=True)]
-    try:
-        return first_failure(ray, ranks, running, received)
-    finally:
-        ray.get([rank.hand_on.remote(signal.SIGKILL) for rank in ranks])  # whoever still waits for one that failed
-
-
-def environment(rank: int, hosts: list[str], port: int, *, own_gpu: bool) -> dict[str, str]:
-    """What torchrun would set. Ray shows every rank only its own GPU, which then is number 0."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(hosts)),
-        "LOCAL_RANK": "0" if own_gpu else str(hosts[:rank].count(hosts[rank])),
-        "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
-        "MASTER_ADDR": hosts[0],
-        "MASTER_PORT": str(port),
-    }
-
-
-def first_failure(ray: Any, ranks: list[Any], running: list[Any], received: list[int]) -> int:
-    """The exit code of the first rank that fails, or 0. A signal is handed on to all ranks, which stop together."""
+    desk = ray.remote(num_cpus=0)(Desk).remote()
+    trainer = TorchTrainer(
+        be_worker,
+        train_loop_config={"arguments": arguments, "desk": desk},
+        torch_config=TorchConfig(backend="gloo", timeout_s=MEETING_SECONDS),  # only to agree on a port
+        scaling_config=ScalingConfig(num_workers=wanted, use_gpu=gpus > 0),
+        run_config=RunConfig(storage_path=str(notes), failure_config=FailureConfig(max_failures=restarts)),
+    )
+    failures: list[Exception] = []
+    # Beside the main thread, of which Ray would take the signals.
+    fitting = threading.Thread(target=fit, args=(trainer, failures))
+    fitting.start()
     handed_on = 0
-    while running:
-        done, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
-        for code in ray.get(done):
-            if code and not received:
-                return int(code)
-        if len(received) > handed_on:
-            ray.get([rank.hand_on.remote(received[-1]) for rank in ranks])
-            handed_on = len(received)
-    return 128 + received[0] if received else 0
+    while fitting.is_alive():
+        fitting.join(LOOK_SECONDS)
+        for number in received[handed_on:]:
+            ray.get(desk.hand_on.remote(number))
+            handed_on += 1
+    if received:
+        return 128 + received[0]
+    codes: list[int] = ray.get(desk.codes.remote())
+    return max(codes, default=1 if failures else 0)
 
 
-class Rank:
-    """Lives on the node that Ray chose for it."""
+def fit(trainer: Any, failures: list[Exception]) -> None:
+    try:
+        trainer.fit()
+    except Exception as error:  # whatever Ray calls it: ranks that failed too often, a cluster that went away
+        failures.append(error)
+        print(f"dragoman: on Ray: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+
+
+class Desk:
+    """What the launcher and all workers tell each other."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def host(self) -> str:
-        """As Ray knows it: the host's own name often resolves to an address that nobody else reaches."""
-        import ray
-
-        return str(ray.util.get_node_ip_address())
-
-    def free_port(self) -> int:
-        return free_port("")
-
-    def run(self, settings: dict[str, str], arguments: list[str]) -> int:
-        command = [sys.executable, "-m", "dragoman", *arguments]
-        # A session of its own: a Ctrl-C at the terminal reaches it through `hand_on` alone, once.
-        self.process = subprocess.Popen(command, env={**os.environ, **settings}, start_new_session=True)
-        return self.process.wait()
+        self.signals: list[int] = []
+        self.begun: dict[int, int] = {}  # how often each rank was started
+        self.ended: dict[int, int] = {}  # with which code, where starting again would not help
 
     def hand_on(self, number: int) -> None:
-        if self.process:
-            self.process.send_signal(number)
+        self.signals.append(number)
+
+    def begin(self, rank: int) -> int:
+        self.begun[rank] = self.begun.get(rank, -1) + 1
+        return self.begun[rank]
+
+    def received(self) -> list[int]:
+        return self.signals
+
+    def end(self, rank: int, code: int) -> None:
+        self.ended[rank] = code
+
+    def codes(self) -> list[int]:
+        return list(self.ended.values())
+
+
+def be_worker(config: dict[str, Any]) -> None:
+    """One rank, on the node that Ray chose. Ray has set what torchrun would set; its port is taken by Ray itself."""
+    import ray
+    import torch.distributed as dist
+
+    rank, desk = dist.get_rank(), config["desk"]
+    port = [free_port("") if rank == 0 else 0]
+    dist.broadcast_object_list(port)
+    attempt = ray.get(desk.begin.remote(rank))
+    settings = {"MASTER_PORT": str(port[0]), RESTART: str(attempt)}
+    command = [sys.executable, "-m", "dragoman", *resumed(config["arguments"], attempt)]
+    # A session of its own: a Ctrl-C at the terminal reaches it through the desk alone, once.
+    process = subprocess.Popen(
+        command, env={**os.environ, **settings}, start_new_session=True, preexec_fn=die_with_parent
+    )
+    try:
+        code = wait(process, lambda: ray.get(desk.received.remote()))
+    finally:
+        process.kill()
+    if worth_another(code):
+        raise RuntimeError(f"rank {rank} ended with code {code}; see its log in the run folder")
+    ray.get(desk.end.remote(rank, code))
+
+
+def wait(process: subprocess.Popen[bytes], signals: Any) -> int:
+    handed_on = 0
+    while process.poll() is None:
+        for number in signals()[handed_on:]:
+            process.send_signal(signal.Signals(number))
+            handed_on += 1
+        time.sleep(LOOK_SECONDS)
+    return process.returncode

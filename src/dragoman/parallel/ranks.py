@@ -78,10 +78,9 @@ Say = Callable[[int, str], None]  # rank, line
 def be_rank(arguments: list[str], environment: dict[str, str], out: Connection | None) -> None:
     """`python -m dragoman ARGUMENTS`, in a copy of the process that has imported it."""
     os.setsid()  # Ctrl-C at the terminal reaches it through `hand_on` alone, once
+    die_with_parent()
     if sys.platform == "linux":
-        control = ctypes.CDLL(None).prctl
-        control(1, signal.SIGTERM)  # it ends when the one that started it is gone, however that went
-        control(15, rank_name(int(environment["RANK"])).encode())  # for ps, top and nvidia-smi
+        ctypes.CDLL(None).prctl(15, f"dragoman:{environment['RANK']}".encode())  # its name for ps, top and nvidia-smi
     os.environ.clear()
     os.environ.update(environment)
     if out:
@@ -105,8 +104,10 @@ def warm() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
-def rank_name(rank: int) -> str:
-    return f"dragoman:{rank}"
+def die_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Crew:

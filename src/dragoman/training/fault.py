@@ -12,6 +12,7 @@ from torch import nn
 from dragoman.errors import DragomanError
 
 VARIABLE = "DRAGOMAN_FAULT"
+RESTARTS = ("DRAGOMAN_RESTART", "TORCHELASTIC_RESTART_COUNT")  # whoever started the ranks counts
 KINDS = ("kill", "stop", "hang", "exit", "drift")
 
 
@@ -23,7 +24,7 @@ class Fault:
 
     def happen(self, rank: int, step: int, model: nn.Module) -> None:
         """Only before the first restart: the run should live on."""
-        if (rank, step) != (self.rank, self.step) or os.environ.get("DRAGOMAN_RESTART", "0") != "0":
+        if (rank, step) != (self.rank, self.step) or any(os.environ.get(name, "0") != "0" for name in RESTARTS):
             return
         if self.kind == "hang":
             time.sleep(1e6)
