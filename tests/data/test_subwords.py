@@ -1,5 +1,6 @@
 """Subwords: existing vocabularies and text that is cut already are used as they are; random cuts follow from the seed."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from dragoman.data.subwords import EOS, UNK, Cutter, Vocabulary, learn
 from dragoman.errors import DataError
 from dragoman.translate import Translator
 
-REFERENCE = Path("/work/shared/data/reference")
+REFERENCE = Path(
+    os.environ.get("DRAGOMAN_REFERENCE", "not given")
+)  # a folder of OpenSeq2Seq: m_common.model and tokenised text
 PAIRS = [(f"the old house number {n} has a garden", f"das alte Haus Nummer {n} hat einen Garten") for n in range(400)]
 TEXTS = [source for source, _ in PAIRS]
 

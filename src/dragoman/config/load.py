@@ -8,7 +8,7 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -209,9 +209,16 @@ def table_of(field: FieldInfo) -> type[Section] | None:
 
 def type_name(field: FieldInfo) -> str:
     annotation = field.annotation
-    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    parts = get_args(annotation)
+    choices = [choice for choice in parts if isinstance(choice, str)]
     if choices:
         return "one of " + ", ".join(json.dumps(choice) for choice in choices)
+    if get_origin(annotation) is dict:
+        return "table of numbers"
+    if words := [
+        word for part in parts for word in get_args(part) if isinstance(word, str)
+    ]:  # a number, or one of these
+        return " or ".join(["whole number", *map(json.dumps, words)])
     limits = [f"{name} {bound}" for rule in field.metadata for name, bound in limits_of(rule)]
     plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     many = "list of texts" if "[str" in str(annotation) else "list of numbers"

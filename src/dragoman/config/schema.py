@@ -230,8 +230,9 @@ class Train(Section):
     """Decay of a moving average of the weights (EMA), 0.999 for example: validation, checkpoints and all that comes after use
     the average, training goes on with its own weights. 0: no average."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
-    """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, fp32 elsewhere. fp16 scales the loss by itself.
-    fp8 is bf16 with the forward products of large matrices in 8 bits. Weights and moments stay in fp32."""
+    """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, and on a CPU where it is at
+    least 1.2 times as fast; fp32 elsewhere. fp16 scales the loss by itself. fp8 is bf16 with the forward products of large
+    matrices in 8 bits. Weights and moments stay in fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. `auto`: on a GPU only."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -337,7 +338,8 @@ class Translate(Section):
     extra_length: Positive = 50
     """A translation has at most this many subwords more than its source."""
     batch_tokens: Positive | Literal["auto"] = "auto"
-    """Source slots translated at once, padding included. `auto`: 8,192 on a CPU, 65,536 on a GPU, at most 2,048 sentences."""
+    """Source slots translated at once, padding included. `auto`: 2,048 with CTranslate2, 8,192 with torch
+    on a CPU, on a GPU what its memory has room for, up to 65,536; at most 2,048 sentences."""
 
 
 class Monitor(Section):

@@ -63,7 +63,7 @@ def write_huggingface(folder: Path, fresh: Path) -> None:
     model, description, vocabulary = read_whole(folder)
     if description.source_vocab_size:
         raise RunError(
-            f"{folder}: has a vocabulary for each side, which these formats of transformers have not; export ctranslate2 or weights"
+            f"{folder}: has a vocabulary for each side, which these formats of transformers have not; export ctranslate2 or dragoman"
         )
     model_folder.write_tensors(fresh / "model.safetensors", their_tensors(model), {"format": "pt"})
     runs.write_json(fresh / "config.json", their_config(description))
