@@ -39,6 +39,7 @@ class Agent:
         self.requests: queue.Queue[Message | None] = queue.Queue()
         self.writing = threading.Lock()
         self.crew: Crew | None = None
+        self.attempt = 0
         self.listener: network.Listener | None = None
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
         self.run_file = Path(self.files.name) / "run.toml"
@@ -56,9 +57,11 @@ class Agent:
             self.files.cleanup()
 
     def read(self) -> None:
-        for line in sys.stdin:
-            self.requests.put(json.loads(line))
-        self.requests.put(None)
+        try:
+            for line in sys.stdin:
+                self.requests.put(json.loads(line))
+        finally:  # also when a line was cut in the middle
+            self.requests.put(None)
 
     def take_turn(self) -> bool:
         """One request, or a look at the ranks; False when the launcher is gone."""
@@ -89,7 +92,8 @@ class Agent:
     def watch(self) -> None:
         if self.crew and (outcome := self.crew.look()):
             self.crew = None
-            self.say({"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank})
+            ended = {"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank}
+            self.say(ended | {"attempt": self.attempt})
 
     # --- what can be asked ---
 
@@ -110,12 +114,14 @@ class Agent:
 
     def do_listen(self, request: Message) -> Message:
         """For the others to find out whether they reach this host; at a port that training will use, when one is named."""
+        self.do_deaf(request)  # an earlier meeting that came to nothing
         self.listener = network.Listener(request["port"])
         return {"port": self.listener.port, "token": self.listener.token}
 
     def do_deaf(self, request: Message) -> Message:
         if self.listener:
             self.listener.close()
+            self.listener = None
         return {}
 
     def do_reach(self, request: Message) -> Message:
@@ -131,8 +137,9 @@ class Agent:
         place = Place(**request["place"])
         if self.crew:
             self.crew.end()
-        self.crew = Crew(place, arguments, attempt=request["attempt"], say=self.pass_on)
-        return {"pids": [process.pid for process in self.crew.processes]}
+        self.attempt = request["attempt"]
+        self.crew = Crew(place, arguments, self.attempt, self.pass_on)
+        return {}
 
     def pass_on(self, rank: int, line: str) -> None:
         self.say({"rank": rank, "line": line})

@@ -31,6 +31,8 @@ ANSWER_SECONDS = 25.0
 BEAT_SECONDS = 5.0  # between two signs of life to the agents
 RETURN_SECONDS = 60.0  # for a host that is started again to be reachable
 RETRY_SECONDS = 0.5
+START_SECONDS = 120.0  # for ranks to begin: torch may come from a cold network disk
+LEAVE_SECONDS = 3.0
 LAST_WORDS = 4  # lines of what the remote shell said
 
 
@@ -71,6 +73,7 @@ class Host:
     address: str = ""
     port: int = 0  # at which it listens while hosts meet
     ended: Message | None = None
+    lost: bool = False
 
     def connect(self, command: list[str], inbox: queue.Queue[tuple[Host, Message]]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -84,23 +87,28 @@ class Host:
             thread.start()
 
     def read(self, inbox: queue.Queue[tuple[Host, Message]]) -> None:
-        for line in self.process.stdout or ():
-            if not line.startswith(MARK):
-                self.words.append(line.strip())
-                continue
-            message = json.loads(line.removeprefix(MARK))
-            if "ask" in message:
-                self.answers[message["ask"]].put(message)
-            else:
-                inbox.put((self, message))
-        inbox.put((self, {"lost": True}))
+        try:
+            for line in self.process.stdout or ():
+                if not line.startswith(MARK):
+                    self.words.append(line.strip())
+                    continue
+                message = json.loads(line.removeprefix(MARK))
+                if "ask" in message:
+                    self.answers[message["ask"]].put(message)
+                else:
+                    inbox.put((self, message))
+        except ValueError:  # a line that was cut in the middle is the last one
+            pass
+        finally:
+            self.lost = True
+            inbox.put((self, {"lost": True}))
 
     def overhear(self) -> None:
         for line in self.process.stderr or ():
             self.words.append(line.strip())
 
     def send(self, message: Message) -> None:
-        with suppress(OSError):  # it is gone: whoever waits for it learns that by itself
+        with suppress(OSError, ValueError):  # it is gone: whoever waits for it learns that by itself
             assert self.process.stdin
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
@@ -143,7 +151,7 @@ class Host:
             if self.process.stdin:
                 self.process.stdin.close()  # the agent ends its ranks and itself
         try:
-            self.process.wait(timeout=10.0)
+            self.process.wait(timeout=LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -156,7 +164,7 @@ class Fleet:
         self.cluster, self.toml, self.received = cluster, toml, received
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
-        self.port = cluster.port
+        self.port, self.running = cluster.port, 0
 
     def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
@@ -184,7 +192,9 @@ class Fleet:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(BEAT_SECONDS)
+                self.tell("beat")  # those that have answered wait for the others
         found = [results[host.name] for host in self.hosts]
         for result in found:
             if isinstance(result, Exception):
@@ -207,7 +217,7 @@ class Fleet:
 
     def take_up(self) -> None:
         for place, host in enumerate(self.hosts):
-            if host.process.poll() is not None and host.asked:
+            if host.asked and (host.lost or host.process.poll() is not None):
                 host.leave()
                 self.hosts[place] = self.connected(host.name, host.ranks)
         if all(host.address for host in self.hosts):  # nobody was lost: only the port of rank 0 is another one
@@ -255,7 +265,7 @@ class Fleet:
             only = self.hosts[0]
             only.interface = self.cluster.interface or "lo"
             only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
-            self.port = only.ask("listen", port=self.port)["port"]
+            self.port = only.ask("listen", port=self.cluster.port)["port"]
             return
         for host in self.hosts:
             host.address = ""
@@ -303,8 +313,12 @@ class Fleet:
     def attempt(self, arguments: list[str], environment: dict[str, str], attempt: int) -> tuple[int, str]:
         self.gather(RETURN_SECONDS if attempt else 0.0)
         if self.received:  # Ctrl-C before anything has begun
-            return 130, ""
-        self.start(arguments, environment, attempt)
+            return 0, ""
+        try:
+            self.start(arguments, environment, attempt)
+        except TrainingError:
+            self.tell("end")  # those that have begun
+            raise
         return self.watch()
 
     def start(self, arguments: list[str], environment: dict[str, str], attempt: int) -> None:
@@ -315,7 +329,8 @@ class Fleet:
             starting[host.name] = Place(first, host.ranks, world, self.hosts[0].address, self.port, host.interface)
             first += host.ranks
         shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
-        self.each(lambda host: host.ask("start", place=asdict(starting[host.name]), **shared))
+        self.running = attempt
+        self.each(lambda host: host.ask("start", START_SECONDS, place=asdict(starting[host.name]), **shared))
 
     def watch(self) -> tuple[int, str]:
         """Until all hosts have ended; returns the exit code and the line of whoever failed."""
@@ -350,7 +365,7 @@ class Fleet:
         """A line of a rank is shown; the end of a host is noted; a failure is returned."""
         if "rank" in message:
             print(f"[{host.name}/{message['rank']}] {message['line']}", flush=True)
-        elif "ended" in message:
+        elif "ended" in message and message["attempt"] == self.running:
             host.ended = message
             if message["ended"]:
                 line = message["line"].removeprefix("dragoman: ")
@@ -371,7 +386,7 @@ def launch_on_hosts(
             try:
                 code, line = fleet.attempt(resumed(arguments, attempt), environment, attempt)
             except TrainingError as error:
-                if attempt in (0, restarts) or received:
+                if attempt in (0, restarts) and not received:
                     raise
                 code, line = 1, f"{error}"  # not back yet: that costs one of the restarts, not the run
             if received:

@@ -53,7 +53,7 @@ def worth_another(code: int) -> bool:
 def launch_once(processes: int, arguments: list[str], attempt: int) -> int:
     place = Place(0, processes, processes, "127.0.0.1", free_port("127.0.0.1"), loopback())
     with listening() as received:
-        crew = Crew(place, arguments, attempt=attempt)
+        crew = Crew(place, arguments, attempt)
         try:
             while (outcome := crew.look()) is None:
                 while crew.handed_on < len(received):

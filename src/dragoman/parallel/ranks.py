@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import runpy
 import signal
@@ -32,6 +33,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and
 GRACE_SECONDS = 3.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
+LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
+STOPS = (signal.SIGINT, signal.SIGTERM)
 NURSERY = multiprocessing.get_context("forkserver")
 NURSERY.set_forkserver_preload(
     ["dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.stages", "dragoman.cli.tell"]
@@ -78,7 +81,9 @@ Say = Callable[[int, str], None]  # rank, line
 def be_rank(arguments: list[str], environment: dict[str, str], out: Connection | None) -> None:
     """`python -m dragoman ARGUMENTS`, in a copy of the process that has imported it."""
     os.setsid()  # Ctrl-C at the terminal reaches it through `hand_on` alone, once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     die_with_parent()
+    threading.Thread(target=die_with_launcher, name="launcher", daemon=True).start()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(15, f"dragoman:{environment['RANK']}".encode())  # its name for ps, top and nvidia-smi
     os.environ.clear()
@@ -86,22 +91,38 @@ def be_rank(arguments: list[str], environment: dict[str, str], out: Connection |
     if out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    set_threads(int(environment["OMP_NUM_THREADS"]))
+    set_threads(environment["OMP_NUM_THREADS"])
     sys.argv = ["dragoman", *arguments]
     runpy.run_module("dragoman", run_name="__main__")
 
 
-def set_threads(count: int) -> None:
+def set_threads(wanted: str) -> None:
     """OMP_NUM_THREADS was read when torch was imported, before anybody knew how many ranks there would be."""
     import torch
 
-    torch.set_num_threads(count)
+    outermost = wanted.split(",")[0].strip()  # "4,1": four threads, and one in each of these
+    if outermost.isdigit():
+        torch.set_num_threads(int(outermost))
 
 
 def warm() -> None:
-    """Begin to import what ranks need, beside whatever comes before them."""
+    """Begin to import what ranks need, beside whatever comes before them. Signals for the whole group of processes pass the
+    fork server by: it has to be there while ranks save and stop."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a name that has no address is no news to a user
-    multiprocessing.forkserver.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()  # the fork server starts it otherwise, and it lets signals in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_launcher() -> None:
+    """The fork server lives as long as a copy of it does, so its end does not tell the end of whoever started it."""
+    launcher = multiprocessing.parent_process()
+    if launcher:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def die_with_parent() -> None:
@@ -113,12 +134,13 @@ def die_with_parent() -> None:
 class Crew:
     """`python -m dragoman ARGUMENTS` in several ranks of this host."""
 
-    def __init__(self, place: Place, arguments: list[str], *, attempt: int = 0, say: Say | None = None):
+    def __init__(self, place: Place, arguments: list[str], attempt: int, say: Say | None = None):
         self.place = place
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
         warm()
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
         shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+        self.readers: list[threading.Thread] = []
         self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
@@ -131,7 +153,9 @@ class Crew:
         process.start()
         if heard and said and say:
             said.close()
-            threading.Thread(target=pass_lines, args=(heard, self.place.first + local, say), daemon=True).start()
+            reader = threading.Thread(target=pass_lines, args=(heard, self.place.first + local, say), daemon=True)
+            reader.start()
+            self.readers.append(reader)
         return process
 
     def error_file(self, local: int) -> Path:
@@ -140,7 +164,10 @@ class Crew:
     def hand_on(self, number: int) -> None:
         self.handed_on += 1
         for process in self.alive():
-            os.kill(process.pid or 0, number)
+            with suppress(ProcessLookupError):  # gone, and not yet noticed
+                os.kill(process.pid or 0, number)
+        if self.handed_on > 1:  # a rank that waits for others does not hear the second one either
+            self.failed_at = min(self.failed_at, time.monotonic())
 
     def alive(self) -> list[ForkServerProcess]:
         return [process for process in self.processes if process.exitcode is None]
@@ -157,9 +184,11 @@ class Crew:
             if time.monotonic() - self.failed_at > patience or (self.failed_at < float("inf") and self.stand_still()):
                 self.kill()
             return None
-        self.outcome = self.verdict()
+        for reader in self.readers:
+            reader.join(LAST_WORDS_SECONDS)
+        outcome = self.verdict()
         self.files.cleanup()
-        return self.outcome
+        return outcome
 
     def stand_still(self) -> bool:
         """Whether all that are left are stopped (SIGSTOP, a debugger): these will not notice anything by themselves."""

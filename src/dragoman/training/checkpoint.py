@@ -143,6 +143,10 @@ class Writer:
         if isinstance(self.error, owner.FencedError):
             raise self.error
 
+    @property
+    def busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
     def finish(self) -> None:
         if self.thread:
             self.thread.join()

@@ -31,6 +31,10 @@ class DataCheck:
         if self.error:
             raise self.error
 
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
     def wait(self) -> None:
         if self.thread:
             self.thread.join()

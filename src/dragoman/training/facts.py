@@ -30,6 +30,8 @@ from dragoman.training import owner
 from dragoman.training.state import TrainState
 from dragoman.training.window import Totals
 
+CLOCK_ROUNDS = 5  # messages by which the clocks of hosts are compared
+
 
 def share_of(config: Config, mesh: Mesh) -> Share:
     """With "auto", everything at once: the trainer makes it smaller when it does not fit."""
@@ -156,11 +158,11 @@ def card_of(mesh: Mesh) -> int | None:
     return gpu.index_of(str(uuid)) if uuid else None
 
 
-def clock_offsets(mesh: Mesh, rounds: int = 5) -> list[float]:
+def clock_offsets(mesh: Mesh) -> list[float]:
     """How far the clock of every rank's host is ahead of the main rank's: the median over a few moments at which all leave a
     barrier, hence right to about the time of one message."""
     moments = []
-    for _ in range(rounds if mesh.world > 1 else 1):
+    for _ in range(CLOCK_ROUNDS if mesh.world > 1 else 1):
         wait_for_all(mesh)
         moments.append(time.time())
     of_all = gather(mesh, moments)

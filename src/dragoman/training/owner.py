@@ -13,6 +13,9 @@ import psutil
 
 from dragoman import runs
 from dragoman.errors import RunError
+from dragoman.parallel.ranks import RESTART
+
+LEFTOVER_SECONDS = 90.0  # for a rank of the attempt before, whose host was cut off: its agent ends it after a minute
 
 
 class FencedError(RunError):
@@ -28,7 +31,14 @@ def check_not_alive(run: runs.RunFolder) -> None:
     owner = read(run)
     if not run.owner.is_file() or owner.get("inode") != run.path.stat().st_ino:
         return  # nobody's, or a copy of what somebody trains elsewhere
-    if owner.get("host") == socket.gethostname() and is_alive(owner.get("pid"), owner.get("born")):
+    if owner.get("host") != socket.gethostname():
+        return
+    started_again = os.environ.get(RESTART, "0") != "0"
+    deadline = time.monotonic() + (LEFTOVER_SECONDS if started_again else 0.0)
+    while is_alive(owner.get("pid"), owner.get("born")):
+        if time.monotonic() < deadline:
+            time.sleep(0.2)
+            continue
         raise RunError(
             f"{run.path}: is being trained right now by process {owner['pid']} of this host, since {owner['since']}. "
             "Stop that one first (Ctrl-C or SIGTERM: it saves), or choose another run.folder"

@@ -432,7 +432,7 @@ class Trainer:
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
-                self.save()
+                self.save(must=bool(stopping or no_better or self.last))
         if no_better:
             return "patience"
         return stopping if stopping and not self.last else None
@@ -489,13 +489,17 @@ class Trainer:
         self.state.stale_validations += 1
         return False
 
-    def save(self) -> None:
+    def save(self, *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
         start = time.perf_counter()
         state, own = self.state, self.own_files()
         weights = self.strategy.agreed(state.model)
         moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
         if not self.mesh.is_main:
+            return
+        if (
+            not must and self.writer.busy and self.data_check.running
+        ):  # a slow disk: that may take longer than ranks wait
             return
         self.writer.finish()  # of the one before: two copies at once would be too many
         step, validated = self.validated
