@@ -30,13 +30,19 @@ LOOK_SECONDS = 0.02
 class Watched:
     """A command that trains into a run folder, with the time of every line it says."""
 
-    def __init__(self, command: list[str], run: Path, **environment: str):
+    def __init__(self, command: list[str], run: Path, *, own_group: bool = False, **environment: str):
         self.run = runs.RunFolder(run)
         self.lines: list[tuple[float, str]] = []
         self.killed_at = 0.0
         own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=own,
+            errors="replace",
+            process_group=0 if own_group else None,
         )
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()

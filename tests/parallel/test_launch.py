@@ -1,10 +1,15 @@
 """Launching: ranks on a Ray cluster learn what one process learns; a missing extra is answered with its pip line."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
+from faults import Watched
 from safetensors.torch import load_file
 from support import as_overrides, dragoman, tiny_config
 
@@ -62,3 +67,33 @@ def test_a_missing_extra_is_answered_with_its_pip_line(module, extra, command, p
     assert f"pip install 'dragoman[{extra}]'" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def runs_on(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_their_launcher(prepared, tmp_path, number):
+    """However it goes: killed, it cannot tell them; and a signal for the whole group of processes, as a shell sends it, is for the
+    launcher alone, which lets them save."""
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000")
+    command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), "--nproc", "2"]
+    with Watched(command, tmp_path / "run", own_group=True) as watched:
+        watched.wait_for_step(10)
+        processes = [*watched.children(), *watched.ranks().values()]
+        if number == signal.SIGKILL:
+            watched.process.kill()
+        else:
+            os.killpg(watched.process.pid, number)
+        assert watched.finish() == (-number if number == signal.SIGKILL else 128 + number), watched.said
+        deadline = time.monotonic() + 60
+        while any(map(runs_on, processes)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [process for process in processes if runs_on(process)]
+    if number == signal.SIGTERM:
+        stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
+        assert (stop["event"], stop["reason"]) == ("stop", "terminated")
