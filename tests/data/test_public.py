@@ -99,10 +99,13 @@ def test_a_corpus_of_several_archives(origin, tmp_path):
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("LICENSE", "free")
-        archive.writestr("b.en", "Three.\r\nbad \udce9 byte".encode("utf-8", "surrogateescape"))
-        archive.writestr("b.de", "Drei.\nx")
+        archive.writestr("train.en", "Three.\r\nbad \udce9 byte".encode("utf-8", "surrogateescape"))
+        archive.writestr("train.de", "Drei.\nx")
     origin.files["/b.zip"] = zipped.getvalue()
-    parts = {"train": [("/a.tgz", "a.en", "a.de"), ("/b.zip", "b.en", "b.de")], "test": [("/a.tgz", "a.en", "a.de")]}
+    parts = {
+        "train": [("/a.tgz", "a.en", "a.de"), ("/b.zip", "train.en", "train.de")],
+        "test": [("/a.tgz", "a.en", "a.de")],
+    }
     place = public.get(corpus_at(origin, parts), tmp_path)
     assert sorted(path.name for path in place.iterdir()) == [
         "origin.json",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -10,6 +12,7 @@ import typer
 
 from dragoman import runs
 from dragoman.errors import RunError
+from dragoman.report.read import ROLES
 
 app = typer.Typer(help="List, inspect, verify, average and remove checkpoints.", no_args_is_help=True)
 
@@ -17,16 +20,6 @@ RunPath = Annotated[str, typer.Argument(help="Run folder.", show_default=False)]
 AnyPath = Annotated[Path, typer.Argument(help="Run folder, checkpoint or model folder.", show_default=False)]
 
 OF_RUN = "as in run.toml"
-
-ROLES = {
-    "model.safetensors": "weights",
-    "weights.safetensors": "weights of training, beside their average",
-    "optimizer.safetensors": "Adam's two moments",
-    "training.json": "step, position in the data, counters",
-    "model.toml": "shape of the model",
-    "vocabulary.model": "SentencePiece",
-    "manifest.json": "sizes and checksums of the others",
-}
 
 
 @app.command("list")
@@ -57,19 +50,18 @@ def inspect(path: AnyPath) -> None:
     from rich.table import Table
 
     folder = chosen(path)[-1]
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    tensors = {name: tensor_bytes(folder / name) for name in sizes if name.endswith(".safetensors")}
     table = Table("file", "role", "bytes", "tensors")
-    total = 0
-    for file in sorted(folder.iterdir()):
-        size = file.stat().st_size
-        total += size
-        table.add_row(file.name, ROLES.get(file.name, ""), f"{size:,}", tensors_in(file))
+    for name, size in sizes.items():
+        table.add_row(name, ROLES.get(name, ""), f"{size:,}", f"{len(tensors[name]):,}" if tensors.get(name) else "")
     Console(highlight=False).print(table)
+    total = sum(sizes.values())
     print(f"{folder}: {total:,} bytes = {total / 1e6:,.1f} MB")
-    weights, moments = (number_bytes(folder / name) for name in ("model.safetensors", "optimizer.safetensors"))
-    if moments:
-        print(
-            f"numbers in it: {weights:,} bytes of weights, {moments:,} of moments, {moments / weights:g} times as many"
-        )
+    weights, moments = (sum(tensors.get(f"{name}.safetensors", [])) for name in ("model", "optimizer"))
+    if weights and moments:
+        times = f"{moments / weights:g} times as many"
+        print(f"numbers in it: {weights:,} bytes of weights, {moments:,} of moments, {times}")
 
 
 @app.command()
@@ -145,22 +137,10 @@ def manifest_of(path: Path) -> dict[str, Any]:
         return {"time": 0.0, "files": {}, "scores": {}}
 
 
-def tensors_in(file: Path) -> str:
-    header = safetensors_header(file)
-    return f"{len(header):,}" if header else ""
-
-
-def number_bytes(file: Path) -> int:
-    return sum(end - start for start, end in (entry["data_offsets"] for entry in safetensors_header(file).values()))
-
-
-def safetensors_header(file: Path) -> dict[str, Any]:
-    """Names, shapes and places of the tensors: a line of JSON at the beginning, its length in 8 bytes before it."""
-    if file.suffix != ".safetensors" or not file.is_file():
-        return {}
-    import json
-
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(min(length, 100_000_000)))
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+def tensor_bytes(file: Path) -> list[int]:
+    """Of every tensor, by the line of JSON at the beginning, its length in 8 bytes before it; none where that is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError), file.open("rb") as stream:
+        header = json.loads(stream.read(min(int.from_bytes(stream.read(8), "little"), 100_000_000)))
+        places = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        return [end - start for start, end in places]
+    return []

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from dragoman import runs
+from dragoman.cli.checkpoints import chosen as checkpoints_of
 from dragoman.cli.translating import Beam, Device, EngineName
 from dragoman.errors import RunError
 
@@ -54,7 +55,10 @@ def evaluate(
         "source": source, "reference": reference, "named": named, "metrics": metric, "tokenize": tokenize, "beam": beam,
         "device": device, "engine": engine, "against": against,
     }  # fmt: skip
-    chosen = [each for model in models for each in expanded(model, every_checkpoint)]
+    every = [
+        checkpoints_of(model) if every_checkpoint and runs.RunFolder(model).exists() else [model] for model in models
+    ]
+    chosen = [each for some in every for each in some]
     if html and len(chosen) + bool(average) > 1:
         raise RunError(f"--html is a page about one model; {len(chosen) + bool(average)} were named")
     with progress.shown() as shown:
@@ -62,16 +66,6 @@ def evaluate(
         if average:
             results += [averaged(model, average, options | {"progress": shown}) for model in models]
     tell.scores(results)
-
-
-def expanded(model: Path, every_checkpoint: bool) -> list[Path]:
-    run = runs.RunFolder(model)
-    if not every_checkpoint or not run.exists():
-        return [model]
-    found = runs.checkpoint_folders(run)
-    if not found:
-        raise RunError(f"{model}: has no checkpoint yet")
-    return found
 
 
 def averaged(run: Path, best: int, options: dict[str, Any]) -> dict[str, Any]:

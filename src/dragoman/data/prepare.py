@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -358,11 +359,5 @@ def check_known(part: str, account: dict[str, Any]) -> None:
 
 def samples(shards: list[Shard]) -> list[runs.Row]:
     """A few pairs of every reason and corpus, for a look at what a filter does."""
-    kinds = groupby(
-        sorted(
-            (row for shard in shards for row in shard.samples),
-            key=lambda row: (row["corpus"], row["reason"], row["line"]),
-        ),
-        key=lambda row: (row["corpus"], row["reason"]),
-    )
-    return [row for _, rows in kinds for row in islice(rows, SAMPLES)]
+    rows = sorted((row for shard in shards for row in shard.samples), key=itemgetter("corpus", "reason", "line"))
+    return [row for _, some in groupby(rows, itemgetter("corpus", "reason")) for row in islice(some, SAMPLES)]

@@ -14,6 +14,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -244,15 +245,16 @@ def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: r
         for number, (part, piece) in enumerate(pieces, 1):
             progress("unpacking", number, len(pieces), piece.archive.name)
             whole = paths[piece.archive.name]
-            unpacked = unpack(whole, piece.members, folder) if piece.members else []
-            for at, pair in enumerate(pairs_of(unpacked or [whole], corpus.langs, piece.columns), 1):
-                held_out = corpus.hold_out and part == "train" and at % corpus.hold_out == 0
-                to = "valid" if held_out and all(pair) else part  # prepare would refuse an empty side there
-                counts[to] += 1
-                for file, text in zip(files[to], pair, strict=True):
-                    file.write(text + "\n")
-            for path in unpacked:
-                path.unlink()
+            with tempfile.TemporaryDirectory(
+                dir=folder, prefix="."
+            ) as aside:  # a member may be called as one of our files
+                unpacked = unpack(whole, piece.members, Path(aside)) if piece.members else [whole]
+                for at, pair in enumerate(pairs_of(unpacked, corpus.langs, piece.columns), 1):
+                    held_out = corpus.hold_out and part == "train" and at % corpus.hold_out == 0
+                    to = "valid" if held_out and all(pair) else part  # prepare would refuse an empty side there
+                    counts[to] += 1
+                    for file, text in zip(files[to], pair, strict=True):
+                        file.write(text + "\n")
     return counts
 
 

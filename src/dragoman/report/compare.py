@@ -13,7 +13,7 @@ from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, series
 from dragoman.report.read import NotRecorded, RunRecord, number
-from dragoman.report.stats import Estimate, difference, spread
+from dragoman.report.stats import Estimate, mean, spread
 from dragoman.runs import write_json, write_text
 
 LAST = 5  # validations at the end that a run is judged by
@@ -48,6 +48,13 @@ def compare(records: list[RunRecord]) -> list[Contest]:
     ]
 
 
+def judged(name: str, better: str, values: list[float], lead: Callable[[int, int], str], frame: str = "{}") -> Contest:
+    """`lead`: the words about the best run and another one; `frame`: what stands around them."""
+    best = values.index(max(values) if better == "higher" else min(values))
+    words = "; ".join(lead(best, other) for other in range(len(values)) if other != best)
+    return Contest(name, better, list(values), frame.format(words))
+
+
 def by_validation(records: list[RunRecord], names: list[str], key: str, title: str, better: str) -> Contest:
     """At equal steps: the last validations up to the step that the shortest run reached. Noise: differences between runs at the same
     steps against their spread. One run a side says nothing about other seeds."""
@@ -57,24 +64,19 @@ def by_validation(records: list[RunRecord], names: list[str], key: str, title: s
         return Contest(title, better, [None] * len(records), "not recorded at the same steps")
     last = common[-LAST:]
     means = [statistics.fmean(curve[step] for step in last) for curve in curves]
-    best = means.index(max(means) if better == "higher" else min(means))
-    words = []
-    for at, curve in enumerate(curves):
-        if at != best:
-            apart = difference([curves[best][step] - curve[step] for step in last], [0.0, 0.0])
-            words.append(gap_words(names[best], names[at], means[best] - means[at], apart, key))
+
+    def lead(best: int, other: int) -> str:
+        apart = mean([curves[best][step] - curves[other][step] for step in last])
+        return gap_words(names[best], names[other], means[best] - means[other], apart, key)
+
     at_steps = f"step {last[0]:,}" if len(last) == 1 else f"steps {last[0]:,} to {last[-1]:,}, {len(last)} validations"
-    return Contest(title, better, list(means), f"{'; '.join(words)} ({at_steps})")
+    return judged(title, better, means, lead, f"{{}} ({at_steps})")
 
 
 def gap_words(best: str, other: str, gap: float, apart: Estimate | None, key: str) -> str:
-    unit = "BLEU" if key == "bleu" else "nats"
-    usual = {"bleu": 0.3, "loss": 0.01}[key]  # between runs that differ in their seed only
-    said = (
-        f"{best} is {abs(gap):.2f} {unit} better than {other}"
-        if key == "bleu"
-        else f"{best} is {nats(abs(gap))} better than {other}"
-    )
+    unit, usual = {"bleu": ("BLEU", 0.3), "loss": ("nats", 0.01)}[key]  # between runs that differ in their seed only
+    lead = f"{abs(gap):.2f} BLEU" if key == "bleu" else nats(abs(gap))
+    said = f"{best} is {lead} better than {other}"
     if abs(gap) < 0.001:
         return f"{best} and {other} are the same"
     if apart is None or not apart.is_sure:
@@ -88,44 +90,42 @@ def by_steps(records: list[RunRecord], names: list[str]) -> Contest:
     if not all(rates):
         return Contest("Target tokens/s", "higher", [None] * len(records), "not recorded")
     middles = [statistics.median(rate) for rate in rates]
-    best = middles.index(max(middles))
-    words = []
-    for at, rate in enumerate(rates):
-        if at != best:
-            noise = (spread(rate) + spread(rates[best])) / (middles[at] or 1.0)
-            ratio = middles[best] / middles[at]
-            sure = "" if ratio - 1 > noise / 2 else ", within the spread of its rows"
-            words.append(f"{names[best]} is {ratio:.2f} times as fast as {names[at]}{sure}")
-    return Contest("Target tokens/s", "higher", list(middles), "; ".join(words))
+
+    def lead(best: int, other: int) -> str:
+        middle = middles[other] or 1.0
+        ratio, noise = middles[best] / middle, (spread(rates[other]) + spread(rates[best])) / middle
+        sure = "" if ratio - 1 > noise / 2 else ", within the spread of its rows"
+        return f"{names[best]} is {ratio:.2f} times as fast as {names[other]}{sure}"
+
+    return judged("Target tokens/s", "higher", middles, lead)
 
 
 def by_wall(records: list[RunRecord], names: list[str]) -> Contest:
     """Seconds of wall clock to the validation loss that all runs reached: the fair question when runs differ in everything."""
     curves = [[(number(row, "time"), number(row, "loss")) for row in record.valid_rows] for record in records]
     known = [[(time, loss) for time, loss in curve if time is not None and loss is not None] for curve in curves]
-    starts = [record.events[0]["time"] if record.events else None for record in records]
-    if not all(known) or None in starts:
+    if not all(known) or not all(record.events for record in records):
         return Contest("Time to the same loss", "lower", [None] * len(records), "not recorded")
     goal = max(min(loss for _, loss in curve) for curve in known)
-    took = [
-        next(time for time, loss in curve if loss <= goal) - (start or 0.0)
-        for curve, start in zip(known, starts, strict=True)
-    ]
-    best = took.index(min(took))
-    words = [
-        f"{names[best]} is {took[at] / took[best]:.2f} times as fast as {names[at]}"
-        for at in range(len(took))
-        if at != best
-    ]
-    return Contest(
-        "Time to the same loss (s)", "lower", list(took), f"to {nats(goal)}, which all reached: {'; '.join(words)}"
-    )
+    reached = [next(time for time, loss in curve if loss <= goal) for curve in known]
+    took = [time - record.events[0]["time"] for time, record in zip(reached, records, strict=True)]
+
+    def lead(best: int, other: int) -> str:
+        return f"{names[best]} is {took[other] / took[best]:.2f} times as fast as {names[other]}"
+
+    return judged("Time to the same loss (s)", "lower", took, lead, f"to {nats(goal)}, which all reached: {{}}")
 
 
 def overview(records: list[RunRecord]) -> Table:
-    rows = []
-    for name, record in zip(names_of(records), records, strict=True):
-        rows.append((name, units.count(last_step(record)), *(told(fact, record) for fact in (wall, pace, bound))))
+    facts: tuple[Callable[[RunRecord], str], ...] = (
+        lambda record: units.duration(TimeSplit(record).wall),
+        lambda record: units.duration(StepTimes(record).mean),
+        bound,
+    )
+    rows = [
+        (name, units.count(last_step(record)), *(told(fact, record) for fact in facts))
+        for name, record in zip(names_of(records), records, strict=True)
+    ]
     return Table(("Run", "Steps", "Wall clock", "Mean step", "Bound by"), rows)
 
 
@@ -136,21 +136,10 @@ def told(fact: Callable[[RunRecord], str], record: RunRecord) -> str:
         return units.NOT_RECORDED
 
 
-def wall(record: RunRecord) -> str:
-    return units.duration(TimeSplit(record).wall)
-
-
-def pace(record: RunRecord) -> str:
-    return units.duration(StepTimes(record).mean)
-
-
 def bound(record: RunRecord) -> str:
     found = machine.waits(record)
-    return (
-        "computing"
-        if found.bound == "compute"
-        else f"{found.bound}, {units.percent(found.causes[found.bound])} of a step"
-    )
+    share = units.percent(found.causes.get(found.bound))
+    return "computing" if found.bound == "compute" else f"{found.bound}, {share} of a step"
 
 
 def write_comparison(records: list[RunRecord], folder: Path) -> tuple[Path, ...]:
@@ -160,7 +149,7 @@ def write_comparison(records: list[RunRecord], folder: Path) -> tuple[Path, ...]
 
     names, contests = names_of(records), compare(records)
     figures = draw_comparison(records, names)
-    shown = {"names": names, "contests": contests, "overview": overview(records), "figures": figures, "units": units}
+    shown = {"names": names, "contests": contests, "overview": overview(records), "figures": figures}
     html, markdown, data = (folder / f"comparison.{kind}" for kind in ("html", "md", "json"))
     write_text(html, template("comparison.html.j2").render(shown))
     write_text(markdown, template("comparison.md.j2").render(shown) + "\n")

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 from dragoman.report import machine, measures, units
-from dragoman.report.read import NotRecorded, RunRecord, number, section, text
+from dragoman.report.read import RunRecord, collected, number, section, text
 
 Pair = tuple[str, str]
 """What disagrees, and why it cannot be."""
@@ -26,22 +26,8 @@ TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 def contradictions(record: RunRecord) -> list[Pair]:
     """Of the log with itself, and of what people said with the log."""
-    checks = (
-        own_time,
-        own_rates,
-        impossible_scores,
-        impossible_traffic,
-        impossible_power,
-        checkpoint_weight,
-        stated_figures,
-    )
-    found: list[Pair] = []
-    for check in checks:
-        try:
-            found += check(record)
-        except NotRecorded:
-            continue
-    return found
+    own = own_time, own_rates, impossible_scores, impossible_traffic, impossible_power
+    return collected((*own, checkpoint_weight, stated_figures), record)
 
 
 def own_time(record: RunRecord) -> Iterator[Pair]:
@@ -49,27 +35,21 @@ def own_time(record: RunRecord) -> Iterator[Pair]:
     times, steps = measures.StepTimes(record), measures.last_step(record)
     stated = seconds_of(record.stated.get("duration"))
     if stated and steps and not 0.6 < (ratio := steps * times.mean / stated) < 1.4:
-        took = units.duration(steps * times.mean)
-        yield (
-            f"{units.plural(steps, 'step')} of {units.duration(times.mean)} are {took}, not {units.duration(stated)}",
-            f"that is {units.significant(ratio)} times as long; in {units.duration(stated)} there is room for "
-            f"{stated / times.mean:,.0f} such steps: it is another run, a part of one, or another clock",
-        )
+        mean, took, said = (units.duration(seconds) for seconds in (times.mean, steps * times.mean, stated))
+        room = f"in {said} there is room for {stated / times.mean:,.0f} such steps"
+        why = f"that is {units.significant(ratio)} times as long; {room}: it is another run, a part of one, or another clock"
+        yield f"{units.plural(steps, 'step')} of {mean} are {took}, not {said}", why
     if record.origin:
         return
     split = measures.TimeSplit(record)
     if split.other < -0.02 * split.wall:
         whole, parts = units.duration(split.wall), units.duration(split.wall - split.other)
-        yield (
-            f"The parts of the run take {parts}, the whole run {whole}",
-            "was the clock changed, or two runs written into one folder?",
-        )
+        why = "was the clock changed, or two runs written into one folder?"
+        yield f"The parts of the run take {parts}, the whole run {whole}", why
     trained = number(record.last_row, "train_seconds")
     if trained and not 0.9 < (ratio := times.mean * times.steps / trained) < 1.1:
-        yield (
-            f"Step times add up to {units.duration(times.mean * times.steps)}, train_seconds says {units.duration(trained)}",
-            f"{ratio:.2f} times",
-        )
+        summed, said = units.duration(times.mean * times.steps), units.duration(trained)
+        yield f"Step times add up to {summed}, train_seconds says {said}", f"{ratio:.2f} times"
 
 
 def own_rates(record: RunRecord) -> Iterator[Pair]:
@@ -84,40 +64,32 @@ def own_rates(record: RunRecord) -> Iterator[Pair]:
         if expected and not 0.95 < ((tokens or 0.0) - (earlier or 0.0)) / expected < 1.05:
             wrong.append(row["step"])
     if wrong:
-        yield (
-            f"In {units.plural(len(wrong), 'row')} tokens a second do not agree with tokens and seconds",
-            f"the first is that of step {wrong[0]:,}",
-        )
+        rows = f"In {units.plural(len(wrong), 'row')} tokens a second do not agree with tokens and seconds"
+        yield rows, f"the first is that of step {wrong[0]:,}"
 
 
 def impossible_scores(record: RunRecord) -> Iterator[Pair]:
     floor = number(record.environment, "model", "loss_floor")
     for name, rows in (("training", record.train_rows), ("validation", record.valid_rows)):
         steps, losses = measures.series(rows, "loss")
-        if floor and losses and min(losses) < floor - 0.01:
-            at = steps[losses.index(min(losses))]
-            yield (
-                f"The {name} loss of step {at:,}, {min(losses):.3f} nats, is below {floor:.4f}, the least that label smoothing allows",
-                "the floor was subtracted from it, as OpenSeq2Seq does, or it is another loss",
-            )
+        if floor and losses and (lowest := min(losses)) < floor - 0.01:
+            loss = f"The {name} loss of step {steps[losses.index(lowest)]:,}, {lowest:.3f} nats"
+            why = "the floor was subtracted from it, as OpenSeq2Seq does, or it is another loss"
+            yield f"{loss}, is below {floor:.4f}, the least that label smoothing allows", why
     for row in record.valid_rows:
         bleu, nll, perplexity = (number(row, key) for key in ("bleu", "nll", "perplexity"))
         if bleu is not None and not 0 <= bleu <= 100:
             yield f"BLEU {bleu:g} at step {row['step']:,}", "BLEU lies between 0 and 100"
         if nll is not None and perplexity and nll < 90 and not 0.98 < math.exp(nll) / perplexity < 1.02:
-            yield (
-                f"Perplexity {perplexity:.2f} at step {row['step']:,} is not exp({nll:.3f})",
-                "one of the two was changed",
-            )
+            title = f"Perplexity {perplexity:.2f} at step {row['step']:,} is not exp({nll:.3f})"
+            yield title, "one of the two was changed"
 
 
 def impossible_traffic(record: RunRecord) -> Iterator[Pair]:
     for one in machine.traffic(record):
         if one.link_share and one.link_share > 1.05:
-            yield (
-                f"{one.host} sent {units.bit_rate(one.sent_per_s)} over a link of {units.link_speed(one.link_mbit)}",
-                "the speed of the link or the counter is wrong",
-            )
+            sent, link = units.bit_rate(one.sent_per_s), units.link_speed(one.link_mbit)
+            yield f"{one.host} sent {sent} over a link of {link}", "the speed of the link or the counter is wrong"
     rate, speed = bytes_per_s(record.stated.get("network_rate")), number(record.stated, "link_mbit")
     if rate and speed and rate * 8 > 1.05e6 * speed:
         yield f"{units.bit_rate(rate)} over a link of {units.link_speed(speed)}", "more than it carries"
@@ -127,35 +99,29 @@ def impossible_power(record: RunRecord) -> Iterator[Pair]:
     for name, rows in machine.gpus(record).items():
         drawn, limit = machine.mean_of(rows, "power_watts"), machine.mean_of(rows, "power_limit_watts")
         if drawn and limit and drawn > 1.15 * limit:
-            yield (
-                f"{name} drew {drawn:.0f} W on average, over its limit of {limit:.0f} W",
-                "the limit was changed during the run, or it is another GPU",
-            )
+            why = "the limit was changed during the run, or it is another GPU"
+            yield f"{name} drew {drawn:.0f} W on average, over its limit of {limit:.0f} W", why
 
 
 def checkpoint_weight(record: RunRecord) -> Iterator[Pair]:
     """A checkpoint of 12 bytes a parameter is fp32 with Adam's moments; 14 has half-precision copies beside it."""
-    parameters, stated = number(record.environment, "model", "parameters"), record.stated.get("checkpoint")
-    held = size_of(stated)
+    parameters, held = number(record.environment, "model", "parameters"), size_of(record.stated.get("checkpoint"))
     if parameters and held and not any(abs(held / parameters - each) < 0.35 for each in (4, 8, 12, 14)):
-        yield (
-            f"A checkpoint of {units.size(held)} is {held / parameters:.1f} bytes a parameter",
-            "4 are weights, 12 weights and Adam's moments, 14 with half-precision copies",
-        )
+        title = f"A checkpoint of {units.size(held)} is {held / parameters:.1f} bytes a parameter"
+        yield title, "4 are weights, 12 weights and Adam's moments, 14 with half-precision copies"
 
 
 def stated_figures(record: RunRecord) -> Iterator[Pair]:
     """What a person read off a screen, `[read]`, against what stood there, by the usual slips with units."""
     kinds = {"network_rate": bytes_per_s, "step_time": seconds_of, "checkpoint": size_of, "duration": seconds_of}
+    read = section(record.stated, "read")
     for key, parse in kinds.items():
-        real, said = parse(record.stated.get(key)), parse(section(record.stated, "read").get(key))
+        real, said = parse(record.stated.get(key)), parse(read.get(key))
         if key == "step_time" and real is None:
             real = statistics.fmean(steps) if (steps := measures.series(record.train_rows, "step_seconds")[1]) else None
         if real and said and (slip := unit_slip(real, said)):
-            yield (
-                f"“{text(section(record.stated, 'read'), key)}” was said, {record.stated.get(key) or units.duration(real)} was measured",
-                slip,
-            )
+            measured = record.stated.get(key) or units.duration(real)
+            yield f"“{text(read, key)}” was said, {measured} was measured", slip
 
 
 def unit_slip(real: float, said: float) -> str:
@@ -167,32 +133,27 @@ def unit_slip(real: float, said: float) -> str:
     return f"they differ {units.significant(ratio)} times: {slip or 'no slip with units explains it'}"
 
 
-def amount(value: object, pattern: str) -> tuple[float, str] | None:
-    """The number (of a range, its middle) and the unit at the end of a text such as `180-210 Mbit/s`."""
-    found = re.fullmatch(rf"\s*([\d.,]+)(?:\s*-\s*([\d.,]+))?\s*({pattern})\s*", str(value or ""))
+def amount(value: object, unit: str) -> float | None:
+    """Bytes, of a text such as `180-210 Mbit/s`: of a range, its middle."""
+    number = r"([\d.][\d.,]*)"
+    found = re.fullmatch(rf"\s*{number}(?:\s*-\s*{number})?\s*((?:[kKMG]i?)?)({unit})\s*", str(value or ""))
     if not found:
         return None
-    numbers = [float(part.replace(",", "")) for part in found.groups()[:2] if part]
-    return statistics.fmean(numbers), found[3]
+    mean = statistics.fmean(float(part.replace(",", "")) for part in found.groups()[:2] if part)
+    return mean * SCALES[found[3].replace("K", "k")] / (1.0 if found[4].startswith("B") else 8.0)
 
 
 def bytes_per_s(value: object) -> float | None:
     """`200,000 KB/s`, `1.6 Gbit/s`, `210 Mbps`."""
-    found = amount(value, "[kKMG]?i?(?:B/s|bit/s|bps)")
-    if not found:
-        return None
-    number, unit = found
-    prefix = re.sub("B/s|bit/s|bps", "", unit).replace("K", "k")
-    return number * SCALES[prefix] / (1.0 if unit.endswith("B/s") else 8.0)
+    return amount(value, "B/s|bit/s|bps")
 
 
 def size_of(value: object) -> float | None:
     """`731 MB`, `697 MiB`."""
-    found = amount(value, "[kKMG]?i?B")
-    return found[0] * SCALES[found[1][:-1].replace("K", "k")] if found else None
+    return amount(value, "B")
 
 
 def seconds_of(value: object) -> float | None:
-    """`51 h 55 min 45 s`, `1.946 s`, `2 minutes`."""
-    parts = re.findall(r"([\d.]+)\s*(ms|min|s|h|d)[a-z]*", str(value or ""))
-    return sum(float(number) * TIMES[unit] for number, unit in parts) if parts else None
+    """`51 h 55 min 45 s`, `1.946 s`, `186,945 s`, `2 minutes`."""
+    parts = re.findall(r"([\d.][\d.,]*)\s*(ms|min|s|h|d)[a-z]*", str(value or ""))
+    return sum(float(number.replace(",", "")) * TIMES[unit] for number, unit in parts) if parts else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from dragoman.report.learning_questions import has_diverged
 from dragoman.report.machine_questions import CAUSES
 from dragoman.report.measures import last_step, series, stop_reason
 from dragoman.report.questions import answered
-from dragoman.report.read import NotRecorded, RunRecord, number, section, text
+from dragoman.report.read import RunRecord, collected, number, section, text
 from dragoman.report.stats import spread
 
-SEVERITIES = ("serious", "worth knowing", "note")
+SERIOUS, WORTH, NOTE = SEVERITIES = ("serious", "worth knowing", "note")
 
 
 class Finding(NamedTuple):
@@ -31,13 +32,7 @@ Found = Iterator[Finding]
 
 def findings(record: RunRecord) -> list[Finding]:
     """All, the serious ones first. What is not recorded is no finding."""
-    found: list[Finding] = []
-    for diagnosis in DIAGNOSES:
-        try:
-            found += diagnosis(record)
-        except NotRecorded:
-            continue
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted(collected(DIAGNOSES, record), key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def bottleneck(record: RunRecord) -> Found:
@@ -54,7 +49,7 @@ def bottleneck(record: RunRecord) -> Found:
     title = f"{CAUSES[waits.bound][0].upper()}{CAUSES[waits.bound][1:]}"
     cause = f"{units.duration(share * waits.step)} of a step of {units.duration(waits.step)} is this wait ({units.percent(share)})"
     gain = f"without it, steps would be {waits.without(waits.bound):.2g} times as fast"
-    yield Finding("serious" if share > 0.3 else "worth knowing", title, f"{cause}; {gain}", remedies[waits.bound])
+    yield Finding(SERIOUS if share > 0.3 else WORTH, title, f"{cause}; {gain}", remedies[waits.bound])
 
 
 def slow_rank(record: RunRecord) -> Found:
@@ -65,93 +60,69 @@ def slow_rank(record: RunRecord) -> Found:
     cause = f"{found.slower:.2f} times as long as the others, last in {units.percent(found.share)} of windows; most in {found.phase}"
     if throttled and throttled > 0.05:
         cause += f"; the control group of {found.host} holds its processes back for {throttled:.2g} s in every second"
-    remedy = {"idle": "look at the disk and the loader of that host"}.get(
-        found.phase, "look for a CPU limit, other work, or a hot or slower device on that host"
-    )
+    usual = "look for a CPU limit, other work, or a hot or slower device on that host"
+    remedy = "look at the disk and the loader of that host" if found.phase == "idle" else usual
     cause += f"; it costs the others {units.percent(found.cost)} of every step"
-    severity = "serious" if found.cost > machine.MUCH else "worth knowing"
-    yield Finding(severity, f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler", cause, remedy)
+    title = f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler"
+    yield Finding(SERIOUS if found.cost > machine.MUCH else WORTH, title, cause, remedy)
 
 
 def stalls(record: RunRecord) -> Found:
     """Single steps far above the median of their window. Where they lose their time differs when it is the whole host that stops."""
-    found, lost, total, phases = machine.windows(record), 0.0, 0.0, list[str]()
+    found, lost, total, worst, phases = machine.windows(record), 0.0, 0.0, 0.0, Counter[str]()
     usual = {name: statistics.median(window.mean(name) for window in found) for name in machine.PHASES} if found else {}
-    worst = 0.0
     for window in found:
         median, slowest = (number(window.row, f"{key}_step_seconds") for key in ("median", "slowest"))
         if median and slowest:
             total += window.seconds * window.steps
-            lost += max(0.0, window.seconds - median) * window.steps if slowest > 2.5 * median else 0.0
             worst = max(worst, slowest / median)
             if slowest > 2.5 * median:
-                phases.append(max(usual, key=lambda name, window=window: window.mean(name) - usual[name]))  # type: ignore[misc]
+                lost += max(0.0, window.seconds - median) * window.steps
+                excess = {name: window.mean(name) - seconds for name, seconds in usual.items()}
+                phases[max(excess, key=excess.__getitem__)] += 1
     if not total or lost < 0.03 * total:
         return
-    where = ", ".join(
-        f"{name} {phases.count(name)} times" for name in sorted(set(phases), key=phases.count, reverse=True)
-    )
+    where = ", ".join(f"{name} {times} times" for name, times in phases.most_common())
     cause = f"{units.percent(lost / total)} of the time is lost in them, up to {worst:.2g} times a usual step; they fall into {where}"
     hint = "the host stops as a whole: rows packed in the same process, garbage collection, other work on its cores"
-    remedy = hint if len(set(phases)) > 1 else f"look at what happens in {phases[0]}"
-    yield Finding("worth knowing", f"{units.plural(len(phases), 'stall')} of single steps", cause, remedy)
+    remedy = hint if len(phases) > 1 else f"look at what happens in {next(iter(phases))}"
+    yield Finding(WORTH, f"{units.plural(phases.total(), 'stall')} of single steps", cause, remedy)
 
 
 def crowded(record: RunRecord) -> Found:
     """On a CPU, computing takes processor time; where it got much less than it took, others had the cores."""
     if text(record.environment, "device") != "cpu":
         return
-    computing = ("forward", "backward", "optimizer")
-    shares = [
-        w.mean("cpu") / sum(w.mean(name) for name in computing) for w in machine.windows(record) if w.mean("forward")
-    ]
-    if shares and statistics.median(shares) < 0.6:
-        cause = f"a rank got {statistics.median(shares):.2g} s of processor time for every second that it was computing"
-        yield Finding(
-            "serious",
-            "The cores were busy with other work",
-            cause,
-            "run fewer processes or threads than there are cores, and nothing beside it",
-        )
+    windows = [window for window in machine.windows(record) if window.mean("forward")]
+    shares = [w.mean("cpu") / sum(map(w.mean, ("forward", "backward", "optimizer"))) for w in windows]
+    if shares and (share := statistics.median(shares)) < 0.6:
+        cause = f"a rank got {share:.2g} s of processor time for every second that it was computing"
+        remedy = "run fewer processes or threads than there are cores, and nothing beside it"
+        yield Finding(SERIOUS, "The cores were busy with other work", cause, remedy)
 
 
 def throttling(record: RunRecord) -> Found:
-    harmless = {"power_cap"}
     for name, rows in machine.gpus(record).items():
-        seen = sorted({reason for row in rows for reason in row.get("throttle_reasons") or []})
-        for reason in seen:
-            share = machine.share_of(rows, lambda row, reason=reason: reason in (row.get("throttle_reasons") or []))  # type: ignore[misc]
-            clock, most = machine.mean_of(rows, "sm_clock_mhz"), machine.mean_of(rows, "max_sm_clock_mhz")
-            if share < 0.05:
+        clock, most = machine.mean_of(rows, "sm_clock_mhz"), machine.mean_of(rows, "max_sm_clock_mhz")
+        known = f"its clock was at {clock:.0f} of {most:.0f} MHz on average" if clock and most else ""
+        at = known or "its clock is not recorded"
+        seen = Counter(reason for row in rows for reason in row.get("throttle_reasons") or [])
+        for reason, count in sorted(seen.items()):
+            share = units.percent(count / len(rows))
+            if count < 0.05 * len(rows):
                 continue
-            at = (
-                f"its clock was at {clock:.0f} of {most:.0f} MHz on average"
-                if clock and most
-                else "its clock is not recorded"
-            )
-            if reason in harmless:
-                yield Finding(
-                    "note",
-                    f"{name} ran at its power limit for {units.percent(share)} of the time",
-                    f"{at}: it works as hard as its limit allows",
-                    "none needed",
-                )
+            if reason == "power_cap":
+                cause = f"{at}: it works as hard as its limit allows"
+                yield Finding(NOTE, f"{name} ran at its power limit for {share} of the time", cause, "none needed")
             else:
-                yield Finding(
-                    "serious",
-                    f"{name} was throttled ({reason.replace('_', ' ')}) for {units.percent(share)} of the time",
-                    at,
-                    "check cooling and power supply of the host",
-                )
+                title = f"{name} was throttled ({reason.replace('_', ' ')}) for {share} of the time"
+                yield Finding(SERIOUS, title, at, "check cooling and power supply of the host")
     for host in record.hosts:
         held = machine.throttled_share(record, text(host, "host"))
         if held and held > 0.05:
-            yield Finding(
-                "serious",
-                f"{text(host, 'host')}: a CPU limit held processes back",
-                f"for {held:.2g} s in every second, summed over its threads",
-                "raise the limit of its control group or container",
-            )
+            cause = f"for {held:.2g} s in every second, summed over its threads"
+            title = f"{text(host, 'host')}: a CPU limit held processes back"
+            yield Finding(SERIOUS, title, cause, "raise the limit of its control group or container")
 
 
 def divergence(record: RunRecord) -> Found:
@@ -161,12 +132,8 @@ def divergence(record: RunRecord) -> Found:
     lowest = min(zip(losses, steps, strict=True), default=None)
     was = f"the training loss was {lowest[0]:.3f} at step {lowest[1]:,}" if lowest else "no finite loss is recorded"
     now = f" and {losses[-1]:.3f} at the end" if losses else ""
-    yield Finding(
-        "serious",
-        "Training diverged",
-        f"{was}{now}",
-        "lower schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; go on from a checkpoint before it",
-    )
+    remedy = "lower schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; go on from a checkpoint before it"
+    yield Finding(SERIOUS, "Training diverged", f"{was}{now}", remedy)
 
 
 def spikes(record: RunRecord) -> Found:
@@ -181,22 +148,14 @@ def spikes(record: RunRecord) -> Found:
     if not found or has_diverged(record):
         return
     worst = max(found, key=lambda at: losses[at])
-    back = next(
-        (n for n, loss in enumerate(losses[worst:]) if loss <= 1.02 * statistics.median(losses[worst - 20 : worst])),
-        None,
-    )
-    after = (
-        f"it was back after {units.plural(steps[worst + back] - steps[worst], 'step')}"
-        if back
-        else "it has not come back yet"
-    )
+    usual = 1.02 * statistics.median(losses[worst - 20 : worst])
+    later = zip(steps[worst:], losses[worst:], strict=True)
+    back = next((step - steps[worst] for step, loss in later if loss <= usual), 0)
+    after = f"it was back after {units.plural(back, 'step')}" if back else "it has not come back yet"
     when = ", ".join(f"{steps[at]:,}" for at in found[:5]) + (" and more" if len(found) > 5 else "")
-    yield Finding(
-        "worth knowing",
-        f"{units.plural(len(found), 'loss spike')}, at step {when}",
-        f"the highest was {losses[worst]:.3f} nats; {after}",
-        "where they come again: train.clip_norm, a lower rate, or a look at the data around these steps",
-    )
+    title = f"{units.plural(len(found), 'loss spike')}, at step {when}"
+    remedy = "where they come again: train.clip_norm, a lower rate, or a look at the data around these steps"
+    yield Finding(WORTH, title, f"the highest was {losses[worst]:.3f} nats; {after}", remedy)
 
 
 def skipped(record: RunRecord) -> Found:
@@ -204,13 +163,9 @@ def skipped(record: RunRecord) -> Found:
     rolled = sum(row.get("event") == "roll_back" for row in record.events)
     if count:
         back = f"; the run went back to a checkpoint {units.plural(rolled, 'time')}" if rolled else ""
-        cause = f"their gradient was not finite{back}"
-        yield Finding(
-            "serious" if rolled else "worth knowing",
-            f"{units.plural(count, 'step')} learnt nothing",
-            cause,
-            "a few are usual in fp16; otherwise lower the rate or use bf16",
-        )
+        title, cause = f"{units.plural(count, 'step')} learnt nothing", f"their gradient was not finite{back}"
+        remedy = "a few are usual in fp16; otherwise lower the rate or use bf16"
+        yield Finding(SERIOUS if rolled else WORTH, title, cause, remedy)
 
 
 def clipping(record: RunRecord) -> Found:
@@ -219,24 +174,16 @@ def clipping(record: RunRecord) -> Found:
     norm = record.config.train.clip_norm if record.config else 0.0
     share = sum(number(row, "clipped_steps") or 0.0 for row in rows) / total if total else 0.0
     if norm and share > 0.3:
-        yield Finding(
-            "worth knowing",
-            f"{units.percent(share)} of all steps were clipped",
-            f"their gradient was longer than train.clip_norm = {norm:g}: the length of a step is then the learning rate's alone",
-            "raise train.clip_norm, unless that is meant",
-        )
+        cause = f"their gradient was longer than train.clip_norm = {norm:g}: the length of a step is then the learning rate's alone"
+        title = f"{units.percent(share)} of all steps were clipped"
+        yield Finding(WORTH, title, cause, "raise train.clip_norm, unless that is meant")
 
 
 def fill(record: RunRecord) -> Found:
     _, shares = series(record.train_rows, "row_fill")
-    if shares and statistics.fmean(shares) < 0.9:
-        mean = statistics.fmean(shares)
-        yield Finding(
-            "worth knowing",
-            f"Rows are only {units.percent(mean)} full",
-            "empty slots are computed and thrown away",
-            "raise train.window_pairs, or train.tile_width where sentences are long",
-        )
+    if shares and (mean := statistics.fmean(shares)) < 0.9:
+        title, cause = f"Rows are only {units.percent(mean)} full", "empty slots are computed and thrown away"
+        yield Finding(WORTH, title, cause, "raise train.window_pairs, or train.tile_width where sentences are long")
 
 
 def memory(record: RunRecord) -> Found:
@@ -247,19 +194,11 @@ def memory(record: RunRecord) -> Found:
     share, batches = max(used) / min(sizes), number(record.environment, "micro_batches") or 1
     of = f"{units.decimal_size(max(used))} of {units.decimal_size(min(sizes))}"
     if share > 0.95:
-        yield Finding(
-            "worth knowing",
-            f"GPU memory is nearly full: {of}",
-            "a longer batch or another process may end the run",
-            "lower train.tokens_per_gpu a little",
-        )
+        cause = "a longer batch or another process may end the run"
+        yield Finding(WORTH, f"GPU memory is nearly full: {of}", cause, "lower train.tokens_per_gpu a little")
     elif share < 0.5 and batches > 1:
-        yield Finding(
-            "worth knowing",
-            f"Half of the GPU memory is free: {of}",
-            f"and a step is cut into {batches:.0f} micro-batches",
-            'raise train.tokens_per_gpu, or set it to "auto"',
-        )
+        title, cause = f"Half of the GPU memory is free: {of}", f"and a step is cut into {batches:.0f} micro-batches"
+        yield Finding(WORTH, title, cause, 'raise train.tokens_per_gpu, or set it to "auto"')
 
 
 def checkpoint_stalls(record: RunRecord) -> Found:
@@ -267,81 +206,53 @@ def checkpoint_stalls(record: RunRecord) -> Found:
     saved = [row for row in record.events if row.get("event") == "checkpoint"]
     failed = [row for row in record.events if row.get("event") == "checkpoint_failed"]
     if failed:
-        yield Finding(
-            "serious",
-            f"{units.plural(len(failed), 'checkpoint')} could not be written",
-            text(failed[-1], "error") or "no reason given",
-            "make room, or write elsewhere (run.folder)",
-        )
+        title, cause = f"{units.plural(len(failed), 'checkpoint')} could not be written", text(failed[-1], "error")
+        yield Finding(SERIOUS, title, cause or "no reason given", "make room, or write elsewhere (run.folder)")
     if saved and split.checkpoint > 0.02 * split.wall:
-        mean = split.checkpoint / len(saved)
-        yield Finding(
-            "worth knowing",
-            f"Checkpoints held training up for {units.percent(split.checkpoint / split.wall)} of the time",
-            f"{units.duration(mean)} each: the disk is slower than checkpoints come",
-            "save less often (checkpoint.every) or to a faster disk",
-        )
+        title = f"Checkpoints held training up for {units.percent(split.checkpoint / split.wall)} of the time"
+        cause = f"{units.duration(split.checkpoint / len(saved))} each: the disk is slower than checkpoints come"
+        yield Finding(WORTH, title, cause, "save less often (checkpoint.every) or to a faster disk")
     if split.validation > 0.15 * split.wall:
-        yield Finding(
-            "worth knowing",
-            f"Validation took {units.percent(split.validation / split.wall)} of the time",
-            f"{units.duration(split.validation)} in all",
-            "validate less often (validation.every) or translate fewer sentences (validation.bleu_sentences)",
-        )
+        title = f"Validation took {units.percent(split.validation / split.wall)} of the time"
+        remedy = "validate less often (validation.every) or translate fewer sentences (validation.bleu_sentences)"
+        yield Finding(WORTH, title, f"{units.duration(split.validation)} in all", remedy)
 
 
 def restarts(record: RunRecord) -> Found:
     split = measures.TimeSplit(record)
     if split.restarts:
         steps = "an unknown number of steps" if split.lost_steps is None else units.plural(split.lost_steps, "step")
-        severity = "serious" if split.lost > 0.1 * split.wall else "worth knowing"
-        yield Finding(
-            severity,
-            f"{units.plural(split.restarts, 'restart')}, {units.duration(split.lost)} lost",
-            f"{steps} were done again",
-            "save more often (checkpoint.every) where that is much",
-        )
+        severity = SERIOUS if split.lost > 0.1 * split.wall else WORTH
+        title = f"{units.plural(split.restarts, 'restart')}, {units.duration(split.lost)} lost"
+        remedy = "save more often (checkpoint.every) where that is much"
+        yield Finding(severity, title, f"{steps} were done again", remedy)
 
 
 def unfinished_schedule(record: RunRecord) -> Found:
     config, last = record.config, last_step(record)
-    if config is None or not last:
-        return
+    if config is None or not last or not stop_reason(record):
+        return  # still running, or killed: it may not be the end
     planned, warmup = config.train.max_steps, config.schedule.warmup_steps
-    endless = config.schedule.policy in ("fixed", "transformer")
     if last < warmup:
-        yield Finding(
-            "serious",
-            f"The run ended inside its warm-up of {warmup:,} steps",
-            f"it has {last:,}: the rate never reached its peak",
-            "lower schedule.warmup_steps or train longer",
-        )
-    elif stop_reason(record) and last < 0.95 * planned and stop_reason(record) != "patience":
+        title = f"The run ended inside its warm-up of {warmup:,} steps"
+        cause = f"it has {last:,}: the rate never reached its peak"
+        yield Finding(SERIOUS, title, cause, "lower schedule.warmup_steps or train longer")
+    elif last < 0.95 * planned and stop_reason(record) != "patience":
         cut = "the decay of the rate was cut off: a schedule of the real length would have ended lower"
         whole = "its schedule does not depend on the end, so the curve up to here is what a longer run shows too"
-        tail = whole if endless else cut
-        yield Finding(
-            "worth knowing",
-            f"The run did {last:,} of {planned:,} planned steps",
-            tail,
-            "resume it, or plan what there is time for",
-        )
+        cause = whole if config.schedule.policy in ("fixed", "transformer") else cut
+        title = f"The run did {last:,} of {planned:,} planned steps"
+        yield Finding(WORTH, title, cause, "resume it, or plan what there is time for")
 
 
 def unsaid(record: RunRecord) -> Found:
     """What the machines did not tell."""
     for host in record.hosts:
-        missing = [
-            *host.get("missing", []),
-            *(line for gpu in host.get("gpus") or [] for line in gpu.get("missing") or []),
-        ]
+        parts = [host, *(host.get("gpus") or [])]
+        missing = dict.fromkeys(str(line) for part in parts for line in part.get("missing") or [])
         if missing and text(record.environment, "device") == "cuda":
-            yield Finding(
-                "note",
-                f"{text(host, 'host')} does not tell everything",
-                "; ".join(dict.fromkeys(map(str, missing))),
-                "newer driver, or permission for performance counters",
-            )
+            remedy = "newer driver, or permission for performance counters"
+            yield Finding(NOTE, f"{text(host, 'host')} does not tell everything", "; ".join(missing), remedy)
 
 
 def lost_segments(record: RunRecord) -> Found:
@@ -350,12 +261,9 @@ def lost_segments(record: RunRecord) -> Found:
         again = sum(rate for _, rate in machine.rates(rows, "tcp_retransmitted"))
         sent = sum(rate for _, rate in machine.nic_rates(record, host)) / 1448
         if len(record.hosts) > 1 and sent > 1000 and again > 0.005 * sent:
-            yield Finding(
-                "worth knowing",
-                f"{text(host, 'host')}: TCP sent {units.percent(again / sent)} of its segments again",
-                "packets are lost on the way, and every loss slows the exchange",
-                "check cables, duplex and congestion of the link",
-            )
+            title = f"{text(host, 'host')}: TCP sent {units.percent(again / sent)} of its segments again"
+            cause = "packets are lost on the way, and every loss slows the exchange"
+            yield Finding(WORTH, title, cause, "check cables, duplex and congestion of the link")
 
 
 CLAIMS = {  # question -> words of an answer that somebody gave, and verdicts that it cannot stand beside
@@ -367,12 +275,12 @@ CLAIMS = {  # question -> words of an answer that somebody gave, and verdicts th
 
 def said_otherwise(record: RunRecord) -> Found:
     for title, why in contradictions(record):
-        yield Finding("serious", title, why, "believe neither number before it is known which one is wrong")
+        yield Finding(SERIOUS, title, why, "believe neither number before it is known which one is wrong")
     for number_of, (words, verdict) in CLAIMS.items():
         said, answer = text(section(record.stated, "said"), str(number_of)), answered(number_of, record).verdict
         if said and re.search(words, said) and re.search(verdict, answer):
             title = f"Question {number_of}: “{said}” is not what the numbers say"
-            yield Finding("serious", title, answer.rstrip("."), "see the answer above")
+            yield Finding(SERIOUS, title, answer.rstrip("."), "see the answer above")
 
 
 DIAGNOSES: tuple[Callable[[RunRecord], Found], ...] = (

@@ -75,28 +75,27 @@ def recognise(path: Path) -> tuple[str, Callable[[Path, RunRecord], None]]:
 def openseq2seq(path: Path, record: RunRecord) -> None:
     """Its time a step is printed as h:mm:s and includes evaluations; its loss has the floor of label smoothing subtracted; its
     BLEU was fed the reference and counts subword pieces: none of them is called by our names."""
-    rows, step, sample = dict[tuple[str, int], Row](), 0, {}
+    rows: list[Row] = []
+    step, sample = 0, dict[str, str]()
     for line in lines_of(path):
         if found := re.match(rf"\*\*\* Global step (\d+):.*Train loss:\s*{NUMBER}", line):
             step = int(found[1]) + 1  # counted from 0
-            rows["train", step] = {"kind": "train", "step": step, "loss": float(found[2])}
+            rows.append({"kind": "train", "step": step, "loss": float(found[2])})
         elif found := re.match(r"time per step = (\d+):(\d+):([\d.]+)", line):
-            seconds = 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
-            rows.setdefault(("train", step), {"kind": "train", "step": step})["step_seconds"] = seconds
+            hours, minutes, seconds = map(float, found.groups())
+            rows.append({"kind": "train", "step": step, "step_seconds": 3600 * hours + 60 * minutes + seconds})
         elif found := re.match(rf"\*\*\*\s+(Validation loss|Eval BL(?:UE|EU) score):\s*{NUMBER}", line):
             key, scale = ("loss", 1.0) if "loss" in found[1] else ("teacher_forced_bleu", 100.0)
-            rows.setdefault(("valid", step), {"kind": "valid", "step": step})[key] = scale * float(found[2])
+            rows.append({"kind": "valid", "step": step, key: scale * float(found[2])})
         elif found := re.match(r"\*\*\*\s+Train (Source|Target|Prediction)\[0\]:\s*(.*)", line):
             sample[found[1]] = found[2]
             if found[1] == "Prediction":
                 record.probes[step] = [Sample(sample.get("Source", ""), sample.get("Target", ""), found[2])]
-        elif line.startswith("*** Finished training"):
-            record.stated["finished"] = True
-        elif (found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line)) and step:
-            rows.setdefault(("train", step), {"kind": "train", "step": step}).setdefault(
-                "step_seconds", float(found[1])
-            )
-    fill(record, rows.values())
+        elif found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line):
+            rows.insert(
+                0, {"kind": "train", "step": step, "step_seconds": float(found[1])}
+            )  # unless the step tells its own
+    fill(record, rows)
 
 
 def fairseq(path: Path, record: RunRecord) -> None:
@@ -144,21 +143,20 @@ def fairseq(path: Path, record: RunRecord) -> None:
 def hugging_face(path: Path, record: RunRecord) -> None:
     state = json.loads(path.read_text(encoding="utf-8"))
     rows: list[Row] = []
+    took: float | None = None
     for entry in state["log_history"]:
-        if "train_runtime" in entry:
-            ran(record, 0.0, float(entry["train_runtime"]))
-            speed = {"step_seconds": float(entry["train_runtime"]) / max(1, int(entry["step"]))}
-            rows.append({"kind": "train", "step": int(entry["step"]), "loss": entry.get("train_loss"), **speed})
+        row: Row = {"kind": "train", "step": int(entry.get("step") or 0)}
+        if "train_runtime" in entry:  # the last entry; its train_loss is the mean of the whole run
+            took = float(entry["train_runtime"])
+            rows.append(row | {"step_seconds": took / max(1, row["step"])})
         elif "eval_loss" in entry:
             scores = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
-            rows.append({"kind": "valid", "step": int(entry["step"]), **scores, "seconds": entry.get("eval_runtime")})
+            rows.append(row | scores | {"kind": "valid", "seconds": entry.get("eval_runtime")})
         elif "loss" in entry:
             keys = ("loss", "learning_rate", "grad_norm", "epoch")
-            rows.append(
-                {"kind": "train", "step": int(entry["step"]), **{key: entry[key] for key in keys if key in entry}}
-            )
+            rows.append(row | {key: entry[key] for key in keys if key in entry})
     fill(record, rows)
-    record.stated["planned_steps"] = state.get("max_steps")
+    ran(record, 0.0, took)
 
 
 def tensorboard(path: Path, record: RunRecord) -> None:

@@ -24,7 +24,6 @@ class Trend(NamedTuple):
     """Of one metric over the last validations."""
 
     key: str
-    last: float
     gain: Estimate  # by the next 10 % of steps; positive is better
     points: int
     line: tuple[float, float]  # over the logarithm of the step: slope, value at 0
@@ -64,7 +63,7 @@ def trend(record: RunRecord, key: str) -> Trend | None:
         return None
     better = 1.0 if key == "bleu" else -1.0
     start = fmean(values[-count:]) - rising.value * fmean(places)
-    return Trend(key, values[-1], rising.times(better * math.log(FURTHER)), count, (rising.value, start))
+    return Trend(key, rising.times(better * math.log(FURTHER)), count, (rising.value, start))
 
 
 def fully_trained(record: RunRecord) -> Answer:

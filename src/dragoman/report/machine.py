@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,12 +38,12 @@ def windows(record: RunRecord) -> list[Window]:
     """Those that show how the run usually was: the first after every start has compilation and cold caches in it."""
     found = []
     starts = {int(number(row, "step") or 0) for row in measures.starts(record)}
-    for span, row in zip(measures.step_spans(record), measures.timed_rows(record), strict=True):
+    for span in measures.step_spans(record):
         spans = record.spans.get(span.step, {})
         ranks = {name: values for name in (*PHASES, "data", "communication", "cpu") if (values := numbers(spans, name))}
         whole = len(ranks) == len(PHASES) + 3 and len({len(values) for values in ranks.values()}) == 1
         if whole and span.step - span.steps not in starts:
-            found.append(Window(span.step, span.steps, span.seconds, row, ranks))
+            found.append(Window(*span, ranks))
     return found
 
 
@@ -156,7 +156,6 @@ class Traffic(NamedTuple):
     host: str
     rank: int  # the first of its ranks
     sent_bytes: float  # in all
-    received_bytes: float
     sent_per_step: float
     sent_per_s: float
     link_mbit: float | None
@@ -170,20 +169,14 @@ class Traffic(NamedTuple):
 def traffic(record: RunRecord) -> list[Traffic]:
     """By host; bytes were counted at the edges of the windows."""
     found = []
+    rows = [(window, record.spans[window.step]) for window in windows(record)]
+    steps, seconds = sum(w.steps for w, _ in rows), sum(w.steps * w.seconds for w, _ in rows)
     for host in record.hosts:
         rank = next(iter(host.get("ranks") or [0]))
-        rows = [(window, record.spans[window.step]) for window in windows(record)]
         sent = [column(row, "sent_bytes", rank) for _, row in rows]
-        received = [column(row, "received_bytes", rank) for _, row in rows]
-        steps, seconds = sum(w.steps for w, _ in rows), sum(w.steps * w.seconds for w, _ in rows)
-        if rows and None not in sent and None not in received:
-            total = sum(value or 0.0 for value in sent)
-            arrived = sum(value or 0.0 for value in received)
-            found.append(
-                Traffic(
-                    text(host, "host"), rank, total, arrived, total / steps, total / seconds, link_mbit(record, host)
-                )
-            )
+        if rows and None not in sent:
+            total, link = sum(value or 0.0 for value in sent), link_mbit(record, host)
+            found.append(Traffic(text(host, "host"), rank, total, total / steps, total / seconds, link))
     return found
 
 
@@ -263,10 +256,6 @@ def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
 def mean_of(rows: list[Row], key: str) -> float | None:
     values = [value for row in rows if (value := number(row, key)) is not None]
     return statistics.fmean(values) if values else None
-
-
-def share_of(rows: list[Row], holds: Callable[[Row], bool]) -> float:
-    return sum(map(holds, rows)) / len(rows) if rows else 0.0
 
 
 def rates(rows: list[Row], *keys: str) -> Iterator[tuple[float, float]]:

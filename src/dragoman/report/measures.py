@@ -115,12 +115,7 @@ class StepSpan(NamedTuple):
     step: int
     steps: int
     seconds: float
-    data_seconds: float | None
-
-
-def timed_rows(record: RunRecord) -> list[Row]:
-    """Train rows that say how long a step took; as many as `step_spans`."""
-    return [row for row in record.train_rows if number(row, "step_seconds") is not None]
+    row: Row
 
 
 def step_spans(record: RunRecord) -> list[StepSpan]:
@@ -131,7 +126,7 @@ def step_spans(record: RunRecord) -> list[StepSpan]:
         step, seconds = row["step"], number(row, "step_seconds")
         since = max([before, *(start for start in resumed if start < step)])
         if seconds is not None:
-            spans.append(StepSpan(step, step - since, seconds, number(row, "data_seconds")))
+            spans.append(StepSpan(step, step - since, seconds, row))
         before = step
     return spans
 
@@ -150,9 +145,9 @@ class StepTimes:
         # Validation and checkpoints shared out over the steps.
         beside = (spent(record, "validation") + spent(record, "checkpoint")) / spans[-1].step
         self.mean_with_everything = self.mean + beside if record.events else None
-        timed = [span for span in spans if span.data_seconds is not None]
-        total = sum(span.seconds * span.steps for span in timed)
-        self.data_share = sum((span.data_seconds or 0.0) * span.steps for span in timed) / total if total else None
+        known = [(wait, span) for span in spans if (wait := number(span.row, "data_seconds")) is not None]
+        total = sum(span.seconds * span.steps for _, span in known)
+        self.data_share = sum(wait * span.steps for wait, span in known) / total if total else None
         seen = [number(record.last_row, key) for key in ("pairs", "source_tokens", "target_tokens")]
         per_step = [None if many is None else many / record.last_row["step"] for many in seen]
         self.pairs, self.source_tokens, self.target_tokens = per_step

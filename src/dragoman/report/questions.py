@@ -5,35 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dragoman.report.answer import Answer
+from dragoman.report.answer import QUESTIONS, Answer
 from dragoman.report.learning_questions import fully_trained, overfitting
 from dragoman.report.machine_questions import gpus_used, network, step_and_network
 from dragoman.report.read import NotRecorded, RunRecord, section, text
 from dragoman.report.size_questions import checkpoint_bytes, checkpoint_files, training_set
 from dragoman.report.time_questions import duration, learning_rates, step
 
-ANSWERS: dict[int, Callable[[RunRecord], Answer]] = {
-    1: duration,
-    2: fully_trained,
-    3: overfitting,
-    4: gpus_used,
-    5: network,
-    6: learning_rates,
-    7: training_set,
-    8: checkpoint_files,
-    9: checkpoint_bytes,
-    10: step,
-    11: step_and_network,
-}
+ANSWERS: tuple[Callable[[RunRecord], Answer], ...] = (
+    duration, fully_trained, overfitting, gpus_used, network, learning_rates, training_set, checkpoint_files, checkpoint_bytes, step,
+    step_and_network,
+)  # fmt: skip
+"""In the order of QUESTIONS."""
 
 
 def answers(record: RunRecord) -> list[Answer]:
     """All eleven, in order."""
-    return [answered(number, record) for number in ANSWERS]
+    return [answered(number, record) for number in QUESTIONS]
 
 
 def answered(number: int, record: RunRecord) -> Answer:
-    function = ANSWERS[number]
+    function = ANSWERS[number - 1]
     try:
         answer = replace(function(record), derivation=" ".join((function.__doc__ or "").split()))
     except NotRecorded as reason:

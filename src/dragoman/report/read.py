@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -23,6 +23,7 @@ ROLES = {
     "weights.safetensors": "weights of training beside their average, fp32",
     "model.toml": "shape of the model, languages, format version",
     "vocabulary.model": "SentencePiece vocabulary of both languages",
+    "source.model": "SentencePiece vocabulary of the source side",
     "optimizer.safetensors": "Adam's two moments, fp32",
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
@@ -51,6 +52,15 @@ def once(function: Callable[Concatenate[RunRecord, Given], Result]) -> Callable[
         return result
 
     return remembered
+
+
+def collected(checks: Iterable[Callable[[RunRecord], Iterable[Result]]], record: RunRecord) -> list[Result]:
+    """What all of them find, as far as the record says enough."""
+    found: list[Result] = []
+    for check in checks:
+        with suppress(NotRecorded):  # what a check found before it came to that is kept
+            found += check(record)
+    return found
 
 
 def load_run(path: str | Path) -> RunRecord:

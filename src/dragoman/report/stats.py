@@ -19,16 +19,13 @@ class Estimate(NamedTuple):
     high: float
 
     def times(self, factor: float) -> Estimate:
-        return Estimate(*sorted_around(self.value * factor, self.low * factor, self.high * factor))
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Estimate(self.value * factor, low, high)
 
     @property
     def is_sure(self) -> bool:
         """Whether its sign is."""
         return self.low > 0 or self.high < 0
-
-
-def sorted_around(value: float, one: float, other: float) -> tuple[float, float, float]:
-    return value, min(one, other), max(one, other)
 
 
 def student(freedom: int) -> float:
@@ -59,17 +56,12 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
     return Estimate(r, math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach))
 
 
-def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate | None:
-    """Of two means (ones - others), by Welch's interval; None where one side has a single value."""
-    if min(len(ones), len(others)) < 2:
+def mean(values: Sequence[float]) -> Estimate | None:
+    """Of several values, with Student's interval; None where there is a single one."""
+    if len(values) < 2:
         return None
-    parts = [statistics.variance(side) / len(side) for side in (ones, others)]
-    value = statistics.fmean(ones) - statistics.fmean(others)
-    if not sum(parts):
-        return Estimate(value, value, value)
-    sizes = (len(ones), len(others))
-    freedom = sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
-    reach = student(max(1, int(freedom))) * math.sqrt(sum(parts))
+    value = statistics.fmean(values)
+    reach = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(value, value - reach, value + reach)
 
 

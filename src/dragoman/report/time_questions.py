@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.config import Config
-from dragoman.config.schedule import formula
+from dragoman.config.schedule import decay_begin, decay_length, formula
 from dragoman.report import units
 from dragoman.report.answer import Answer
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
@@ -104,7 +104,7 @@ def unfinished(config: Config, last: int) -> str:
         return f"{end}, within the warm-up of {schedule.warmup_steps:,} steps: only the rise shows"
     if schedule.policy in ("transformer", "fixed"):
         return ""
-    over = schedule.begin_decay_at + (schedule.decay_steps or max(1, config.train.max_steps - schedule.begin_decay_at))
+    over = decay_begin(schedule) + decay_length(config)
     if schedule.policy == "piecewise":
         over = max(schedule.boundaries) + 1
     return f"{end}; the decay goes on to step {over:,}" if last < over else ""
