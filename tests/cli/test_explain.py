@@ -61,3 +61,10 @@ def test_a_wrong_preset_is_one_line():
     result = dragoman("explain", "lr", "transformer-bas", check=False)
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_two_vocabularies_and_an_average_weigh_more():
+    text = told("checkpoint", "transformer-base", "subwords.joint=false", "train.average_decay=0.999")
+    parameters = 60_880_896 + 32_768 * 512
+    assert f"{parameters:,} parameters" in text
+    assert f"{16 * parameters + 16:,} bytes" in text

@@ -75,3 +75,9 @@ def test_missing_and_damaged(tmp_path):
     (tmp_path / "page.tgz").write_text("<html>log in</html>")
     with pytest.raises(DataError, match=r"page\.tgz: damaged"):
         unpack(tmp_path / "page.tgz", ["train.fr"], tmp_path)
+
+
+def test_members_that_only_their_folders_tell_apart(tmp_path):
+    write_tar(tmp_path / "a.tgz", [("corpus/de/text.txt", b"gut\n"), ("corpus/en/text.txt", b"good\n")])
+    found = unpack(tmp_path / "a.tgz", ("en/text.txt", "de/text.txt"), tmp_path)
+    assert [path.read_text() for path in found] == ["good\n", "gut\n"]

@@ -63,3 +63,25 @@ def test_three_files_are_written(tmp_path: Path) -> None:
     assert "http" not in html
     assert json.loads(pages[2].read_text())["runs"] == ["one", "two", "three"]
     assert "not recorded at the same steps" in pages[1].read_text()
+
+
+def test_a_night_between_a_stop_and_a_resume_is_no_slowness(tmp_path: Path) -> None:
+    def pause(made: Made) -> None:
+        """After half of the steps the run was stopped, and resumed ten hours later."""
+        middle = made.events[0]["time"] + (made.events[-1]["time"] - made.events[0]["time"]) / 2
+        for rows in (made.rows, made.events):
+            for row in rows:
+                row["time"] += 36_000 if row["time"] > middle else 0
+        at = next(i for i, row in enumerate(made.events) if row["time"] > middle)
+        stop = {
+            "time": middle,
+            "event": "stop",
+            "step": 1,
+            "reason": "terminated",
+            "seconds": middle - made.events[0]["time"],
+        }
+        resume = {"time": middle + 36_000, "event": "resume", "step": 1, "lost_steps": 0, "ranks": 1}
+        made.events[at:at] = [stop, resume]
+
+    *_, wall = compare(records(tmp_path, straight={}, paused={"change": pause}))
+    assert max(wall.values) < 1.2 * min(wall.values), wall

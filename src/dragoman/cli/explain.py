@@ -84,19 +84,22 @@ def step(
 @app.command()
 def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
     """The bytes of a checkpoint by part."""
+    from dragoman.model import size
+
     config = load_config(run_file, overrides)
     count = parameters_of(config)
-    parts = {"weights, fp32": 4, "Adam's first moment, fp32": 4, "Adam's second moment, fp32": 4}
+    averaged = config.train.average_decay > 0
+    parts = ["weights, fp32", "Adam's first moment, fp32", "Adam's second moment, fp32"]
+    parts += ["average of weights, fp32"] if averaged else []
+    whole = size.checkpoint_bytes(count, averaged=averaged)
     print(f"{count:,} parameters")
-    for name, each in parts.items():
-        print(f"  {name:28s} {each * count:>16,} bytes  {units.size(each * count)}")
+    for name in parts:
+        print(f"  {name:28s} {4 * count:>16,} bytes  {units.size(4 * count)}")
     print(f"  {'counters':28s} {16:>16,} bytes")
-    print(
-        f"  {'in all':28s} {12 * count + 16:>16,} bytes  {units.size(12 * count + 16)}, and a vocabulary and descriptions"
-    )
+    print(f"  {'in all':28s} {whole:>16,} bytes  {units.size(whole)}, and a vocabulary and descriptions")
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best
-    print(f"Up to {kept} are kept: {units.size(kept * (12 * count + 16))} of disk")
-    print(f"Half-precision copies, as other systems keep them, would make it {units.size(14 * count + 16)}")
+    print(f"Up to {kept} are kept: {units.size(kept * whole)} of disk")
+    print(f"Half-precision copies, as other systems keep them, would make it {units.size(whole + 2 * count)}")
 
 
 @app.command()
@@ -158,4 +161,4 @@ def data_of(config: Config) -> tuple[int | None, float]:
 def parameters_of(config: Config) -> int:
     from dragoman.model.size import parameters
 
-    return parameters(config.model, config.subwords.vocab_size)
+    return parameters(config.model, config.subwords.vocab_size * (1 if config.subwords.joint else 2))

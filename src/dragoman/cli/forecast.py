@@ -18,11 +18,13 @@ USUAL_MFU = 0.35  # share of a GPU's peak that training reaches
 FILL = 0.98  # of the slots hold a real token
 
 
-def vocabulary(config: Config) -> int:
+def vocabulary(config: Config) -> tuple[int, int]:
+    """Pieces of the target (or of both sides), and of the source where it has a vocabulary of its own."""
     try:
-        return len(PreparedData(config.data.folder).vocabulary)
+        found = PreparedData(config.data.folder).vocabulary
+        return len(found), found.source_size
     except DataError:  # nothing is prepared yet: as many as are asked for
-        return config.subwords.vocab_size
+        return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
 def compute_seconds(
@@ -33,7 +35,7 @@ def compute_seconds(
     if given:
         return given, "as given"
     if run is None:
-        work = size.flops(config.model, vocabulary(config), FILL * slots, FILL * slots)
+        work = size.flops(config.model, vocabulary(config)[0], FILL * slots, FILL * slots)
         return work / (ranks * tflops * 1e12 * USUAL_MFU), f"{USUAL_MFU:.0%} of {tflops:g} TFLOP/s a GPU, a guess"
     record = load_run(run)
     rows = record.train_rows[len(record.train_rows) // 2 :]
@@ -47,7 +49,7 @@ def compute_seconds(
 def setting_of(
     config: Config, hosts: int, gpus: int, seconds: float, bandwidth: str, latency_ms: float
 ) -> plan.Setting:
-    vocab, train = vocabulary(config), config.train
+    vocab, train = sum(vocabulary(config)), config.train
     at_once = train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
         parameters=size.parameters(config.model, vocab),

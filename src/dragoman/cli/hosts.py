@@ -103,11 +103,12 @@ def doctor(
     from dragoman.model import size
     from dragoman.parallel.doctor import examine
 
-    count = size.parameters(config.model, vocabulary(config))
+    count = size.parameters(config.model, sum(vocabulary(config)))
+    checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
-    for finding in examine(cluster, to_toml(config), size.checkpoint_bytes(count), size.FP32_BYTES * count):
+    for finding in examine(cluster, to_toml(config), checkpoint, size.FP32_BYTES * count):
         verdicts.append(finding.verdict)
         print(f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}", flush=True)
     go = "stop" not in verdicts

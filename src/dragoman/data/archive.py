@@ -7,7 +7,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -16,15 +15,16 @@ from dragoman.errors import DataError
 
 def unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> list[Path]:
     """Write members with these names, or the first that fits a pattern like `*.de`, into `folder`, whatever folder of the
-    archive they are in; returns where they are."""
+    archive they are in (unless only that tells them apart); returns where they are."""
     found: dict[str, Path] = {}
+    names = [PurePosixPath(each).name for each in wanted]
+    patterns = {each: name if names.count(name) == 1 else each for each, name in zip(wanted, names, strict=True)}
     try:
-        for name, stream in members(archive):
-            fitting = next(
-                (each for each in wanted if each not in found and fnmatch(name, PurePosixPath(each).name)), None
-            )
+        for path, stream in members(archive):
+            fitting = next((each for each in wanted if each not in found and path.match(patterns[each])), None)
             if fitting:
-                found[fitting] = folder / name
+                alone = patterns[fitting] != fitting or "/" not in fitting
+                found[fitting] = folder / (path.name if alone else f"{len(found)}.{path.name}")
                 with stream, found[fitting].open("wb") as file:
                     shutil.copyfileobj(stream, file, 1 << 20)
             if len(found) == len(wanted):
@@ -37,16 +37,16 @@ def unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> list[Path]:
     raise DataError(f"{archive}: holds no plain file {missing}; its makers may have changed it")
 
 
-def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
     """Plain files of an archive. Links and devices are passed over: what they point to is not ours to read or write."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
                 if not info.is_dir():
-                    yield PurePosixPath(info.filename).name, zipped.open(info)
+                    yield PurePosixPath(info.filename), zipped.open(info)
         return
     with tarfile.open(archive) as tar:
         for member in tar:
             stream = tar.extractfile(member) if member.isreg() else None
             if stream:
-                yield PurePosixPath(member.name).name, stream
+                yield PurePosixPath(member.name), stream

@@ -22,9 +22,9 @@ def parameters(section: Model, vocab_size: int) -> int:
     return vocab_size * width + section.encoder_layers * encoder + section.decoder_layers * decoder + ends
 
 
-def checkpoint_bytes(num_parameters: int) -> int:
-    """fp32 weights, Adam's two moments, and a handful of numbers."""
-    return 3 * FP32_BYTES * num_parameters + 16
+def checkpoint_bytes(num_parameters: int, *, averaged: bool = False) -> int:
+    """fp32 weights, their average where there is one, Adam's two moments, and a handful of numbers."""
+    return (4 if averaged else 3) * FP32_BYTES * num_parameters + 16
 
 
 def ring_bytes(num_parameters: int, ranks: int, bytes_per_number: int = FP32_BYTES) -> int:

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dragoman.monitor import gpu, host
@@ -34,6 +34,8 @@ def sampling(folder: Path, interval_seconds: float, *, enabled: bool) -> Iterato
 def sample_until(stop: threading.Event, folder: Path, interval_seconds: float) -> None:
     path = folder / f"{socket.gethostname()}.jsonl"
     cards, failed = None, ""
+    with suppress(Exception):
+        host.sample()  # shares of processor time count from the call before
     while not stop.wait(interval_seconds):
         try:
             cards = cards or gpu.Cards()

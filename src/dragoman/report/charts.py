@@ -275,11 +275,11 @@ def network(figure: Figure, record: RunRecord) -> None:
 def step_and_network(figure: Figure, record: RunRecord) -> None:
     found = machine.windows(record)
     found = found[:: 1 + len(found) // MOST_POINTS]
-    if len(record.hosts) < 2 or not found:
+    if len(record.hosts) < 2 or not found or not machine.traffic(record):
         raise NotRecorded("one host, or no spans")
     left, right = figure.subplots(1, 2, sharey=True)
     seconds = [window.seconds for window in found]
-    rank = record.hosts[0]["ranks"][0]
+    rank = max(machine.traffic(record), key=lambda host: host.sent_per_s).rank  # as the answer
     sent = [machine.column(record.spans[window.step], "sent_bytes", rank) or 0.0 for window in found]
     left.plot([min(window.ranks["exposed"]) for window in found], seconds, ".", color=BLUE)
     right.plot(

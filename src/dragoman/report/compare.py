@@ -11,7 +11,7 @@ from dragoman.errors import RunError
 from dragoman.report import machine, units
 from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
-from dragoman.report.measures import StepTimes, TimeSplit, last_step, series
+from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series
 from dragoman.report.read import NotRecorded, RunRecord, number
 from dragoman.report.stats import Estimate, mean, spread
 from dragoman.runs import write_json, write_text
@@ -108,12 +108,20 @@ def by_wall(records: list[RunRecord], names: list[str]) -> Contest:
         return Contest("Time to the same loss", "lower", [None] * len(records), "not recorded")
     goal = max(min(loss for _, loss in curve) for curve in known)
     reached = [next(time for time, loss in curve if loss <= goal) for curve in known]
-    took = [time - record.events[0]["time"] for time, record in zip(reached, records, strict=True)]
+    took = [worked_until(record, time) for time, record in zip(reached, records, strict=True)]
 
     def lead(best: int, other: int) -> str:
+        if not took[best]:  # as in a log that begins with a validation
+            return f"{names[best]} had it when its log began"
         return f"{names[best]} is {took[other] / took[best]:.2f} times as fast as {names[other]}"
 
     return judged("Time to the same loss (s)", "lower", took, lead, f"to {nats(goal)}, which all reached: {{}}")
+
+
+def worked_until(record: RunRecord, moment: float) -> float:
+    """Seconds since the run began, without the pauses between a stop and a resume."""
+    paused = sum(min(until, moment) - since for since, until in pauses(record) if since < moment)
+    return moment - process_start(record) - paused
 
 
 def overview(records: list[RunRecord]) -> Table:

@@ -29,7 +29,12 @@ class Estimate(NamedTuple):
 
 
 def student(freedom: int) -> float:
-    """Half the width of a two-sided interval in standard errors: Student's t, by the Cornish-Fisher expansion."""
+    """Half the width of a two-sided interval in standard errors: Student's t, by the Cornish-Fisher expansion, which is too
+    narrow where there are closed forms."""
+    if freedom == 1:
+        return math.tan(math.pi * CONFIDENCE / 2)
+    if freedom == 2:
+        return CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
     z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom + second / freedom**2
