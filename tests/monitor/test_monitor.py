@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,8 +123,11 @@ def test_tensorboard_speaks_the_language_of_the_reference_when_asked(tmp_path):
 class Service:
     """Stands for wandb and mlflow: remembers what it was sent."""
 
+    id = "abc"
+
     def __init__(self):
         self.sent = []
+        self.info = SimpleNamespace(run_id=self.id)
 
     def init(self, **how):
         self.sent.append(how)
@@ -138,8 +142,9 @@ class Service:
     def set_experiment(self, name):
         self.sent.append(name)
 
-    def start_run(self, run_name):
-        self.sent.append(run_name)
+    def start_run(self, **how):
+        self.sent.append(how)
+        return self
 
     def finish(self):
         self.sent.append("end")
@@ -151,18 +156,22 @@ def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
     for module, make in (("wandb", WandB), ("mlflow", MLflow)):
         service = Service()
         monkeypatch.setitem(sys.modules, module, service)
-        metrics = Metrics(tmp_path / "metrics.jsonl", [make("translation", "run-7")])
+        known = tmp_path / f"{module}.id"
+        metrics = Metrics(tmp_path / "metrics.jsonl", [make("translation", "run-7", known)])
         metrics.write({"kind": "train", "step": 5, "loss": 3.0, "note": "text"})
         metrics.close()
         assert service.sent[-1] == "end"
         (numbers,) = [sent[1] for sent in service.sent if isinstance(sent, tuple)]
         assert list(numbers.values()) == [3.0]
+        make("translation", "run-7", known)
+        first, again = [sent.get("id", sent.get("run_id")) for sent in service.sent if isinstance(sent, dict)]
+        assert (first, again) == (None, "abc"), "a resumed run is the same one there too"
 
 
 def test_a_missing_package_is_named_and_a_broken_service_is_left_alone(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra, match=r"dragoman\[wandb\]"):
-        WandB("project", "name")
+        WandB("project", "name", tmp_path / "id")
 
     class Broken:
         def write(self, kind, step, numbers):

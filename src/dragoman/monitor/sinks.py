@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dragoman.config.schema import Monitor
 from dragoman.errors import require_extra
-from dragoman.runs import Row, RunFolder, append_row
+from dragoman.runs import Row, RunFolder, append_row, write_text
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,11 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, project: str, name: str):
-        self.run = require_extra("wandb", "wandb", "monitor.wandb").init(project=project, name=name, resume="allow")
+    def __init__(self, project: str, name: str, known: Path):
+        """A resumed run goes on where it was there too: its number is kept in the file `known`."""
+        wandb = require_extra("wandb", "wandb", "monitor.wandb")
+        self.run = wandb.init(project=project, name=name, id=read_known(known), resume="allow")
+        write_text(known, self.run.id)
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         self.run.log({f"{kind}/{key}": value for key, value in numbers.items()}, step=step)
@@ -73,10 +76,11 @@ class WandB:
 
 
 class MLflow:
-    def __init__(self, experiment: str, name: str):
+    def __init__(self, experiment: str, name: str, known: Path):
         self.mlflow = require_extra("mlflow", "mlflow", "monitor.mlflow")
         self.mlflow.set_experiment(experiment)
-        self.mlflow.start_run(run_name=name)
+        run = self.mlflow.start_run(run_id=read_known(known), run_name=name)
+        write_text(known, run.info.run_id)
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         self.mlflow.log_metrics({f"{kind}.{key}": value for key, value in numbers.items()}, step=step)
@@ -85,12 +89,16 @@ class MLflow:
         self.mlflow.end_run()
 
 
+def read_known(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
 def sinks(folder: RunFolder, section: Monitor) -> list[Sink]:
     """Those that the configuration names; a missing package is an error before the first step."""
     found: list[Sink] = [TensorBoard(folder.tensorboard, section.tensorboard_tags)] if section.tensorboard else []
     name = folder.path.resolve().name
-    found += [WandB(section.wandb, name)] if section.wandb else []
-    return found + ([MLflow(section.mlflow, name)] if section.mlflow else [])
+    found += [WandB(section.wandb, name, folder.path / "wandb.id")] if section.wandb else []
+    return found + ([MLflow(section.mlflow, name, folder.path / "mlflow.id")] if section.mlflow else [])
 
 
 class Metrics:
