@@ -161,7 +161,7 @@ def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Names
     strategy.own_state()  # nothing is on its way when counting begins
     torch.distributed.barrier()
     start, sent, count = time.perf_counter(), network_bytes(), 0
-    while count < 2 or count % rare or not enough(start, most_seconds, mesh, count, rare):
+    while count < 2 or count % rare or not enough(start, most_seconds):
         count += 1
         step(rare + count)
     strategy.own_state()  # flights are waited for: their bytes belong to these steps
@@ -170,10 +170,8 @@ def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Names
     return {"step_seconds": seconds / count, "sent_bytes": (network_bytes() - sent) / count, "steps": count}
 
 
-def enough(start: float, most_seconds: float, mesh: Mesh, count: int, rare: int) -> bool:
-    """Rank 0 decides for all, now and then: asking costs a round trip."""
-    if rare == 1 and count % 5 and time.perf_counter() - start < most_seconds:
-        return False
+def enough(start: float, most_seconds: float) -> bool:
+    """Rank 0 decides for all. Asking costs a round trip, with every strategy and without one."""
     over = [time.perf_counter() - start > most_seconds]
     torch.distributed.broadcast_object_list(over)
     return over[0]
@@ -227,7 +225,10 @@ class Ranks:
         assert first.stdout
         first.stdin.write(json.dumps({"cell": asdict(cell), "seconds": seconds}) + "\n")
         first.stdin.flush()
-        found: dict[str, float] = json.loads(first.stdout.readline())
+        line = first.stdout.readline()
+        if not line:
+            sys.exit(f"a rank ended while {cell.name} was measured; --verbose shows what it said")
+        found: dict[str, float] = json.loads(line)
         return found
 
     def end(self) -> None:
