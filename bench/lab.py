@@ -83,7 +83,8 @@ class Lab:
             deadline = time.monotonic() + 5.0
             while (left := self.processes(host)) and time.monotonic() < deadline:
                 for pid in left:
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 time.sleep(0.1)
             sh(f"ip netns del {self.space(host)}", check=False)
             shutil.rmtree(Path("/etc/netns") / self.space(host), ignore_errors=True)
