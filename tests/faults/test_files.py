@@ -124,7 +124,7 @@ def test_nan_in_a_batch(prepared, tmp_path, monkeypatch, note):
     assert all(tensor.isfinite().all() for tensor in final_weights(tmp_path / "run").values())
     note(
         "NaN in a batch",
-        "that step changes nothing and is counted; ten in a row roll back to a checkpoint, the third time the run stops in words",
+        "that step changes nothing and is counted; ten without a good one roll back to a checkpoint, the third time the run stops in words",
         "one step left out, all weights finite; the end is that of a run without this batch",
         lost=1,
     )
