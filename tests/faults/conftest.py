@@ -30,7 +30,7 @@ def undisturbed(prepared, tmp_path_factory):
             run = tmp_path_factory.mktemp("undisturbed") / "run"
             config = tiny_config(prepared.folder, run, *overrides)
             with Watched(train_command(config, ranks), run) as watched:
-                assert watched.finish() == 0, watched.said
+                assert watched.finish(1800) == 0, watched.said
             known[overrides, ranks] = final_weights(run)
         return known[overrides, ranks]
 

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from dragoman.parallel import network
-from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, warm
+from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, cool, warm
 
 MARK = "@dragoman "
 SILENCE_SECONDS = 60.0  # without a word from the launcher: it is gone, or the network between us is
@@ -54,6 +54,7 @@ class Agent:
         finally:
             if self.crew:
                 self.crew.end()
+            cool()
             self.files.cleanup()
 
     def read(self) -> None:
