@@ -16,7 +16,7 @@ from dragoman import runs
 from dragoman.cli.stages import train
 
 SAME_END = "all ranks start again from the newest checkpoint; same end to the bit"
-LONG = ["train.max_steps=8000", "checkpoint.every=20", "train.log_every=10", "train.timeout_seconds=20"]
+LONG = ["train.max_steps=5000", "checkpoint.every=20", "train.log_every=10", "train.timeout_seconds=20"]
 KILLS = 50
 
 
