@@ -16,6 +16,7 @@ Prints tables, and one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -137,6 +138,7 @@ def rank_main(options: argparse.Namespace) -> None:
                 return
             request = json.loads(line[0])
             found = measure(Cell(**request["cell"]), request["seconds"], mesh, options)
+            gc.collect()  # models and hooks know each other: without this every cell's memory stays until there is none left
             if mesh.is_main:
                 print(json.dumps(found), flush=True)
 

@@ -42,3 +42,4 @@ class Courier:
                 future.set_result(work())
             except Exception as error:  # raised where the result is waited for
                 future.set_exception(error)  # type: ignore[arg-type]  # it is meant for errors
+            del work, future  # or the model of the last exchange would live as long as this thread
