@@ -23,8 +23,8 @@ def unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> list[Path]:
         for path, stream in members(archive):
             fitting = next((each for each in wanted if each not in found and path.match(patterns[each])), None)
             if fitting:
-                alone = patterns[fitting] != fitting or "/" not in fitting
-                found[fitting] = folder / (path.name if alone else f"{len(found)}.{path.name}")
+                place = folder / path.name
+                found[fitting] = place if place not in found.values() else folder / f"{len(found)}.{path.name}"
                 with stream, found[fitting].open("wb") as file:
                     shutil.copyfileobj(stream, file, 1 << 20)
             if len(found) == len(wanted):

@@ -41,7 +41,7 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
 
 
 def summary(
-    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, ranks: int
+    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, ranks: int, *, averaged: bool
 ) -> dict[str, float]:
     """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
     count = parameters(section, vocab_size + source_vocab_size)
@@ -49,7 +49,7 @@ def summary(
         "parameters": count,
         "vocab_size": vocab_size,
         "weight_bytes": FP32_BYTES * count,
-        "checkpoint_bytes": checkpoint_bytes(count),
+        "checkpoint_bytes": checkpoint_bytes(count, averaged=averaged),
         "allreduce_bytes": ring_bytes(count, ranks),
         "flops_per_target_token": flops(section, vocab_size, 1.0, 1.0),
         "loss_floor": round(loss_floor(vocab_size, label_smoothing), 6),

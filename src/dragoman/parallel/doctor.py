@@ -12,7 +12,7 @@ from typing import Any
 
 from dragoman.errors import TrainingError
 from dragoman.parallel.agent import Message
-from dragoman.parallel.hosts import BEAT_SECONDS, Cluster, Fleet, Host
+from dragoman.parallel.hosts import Cluster, Fleet, Host
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 SKEW_SECONDS = 1.0
@@ -142,7 +142,7 @@ def network(fleet: Fleet) -> Iterator[Finding]:
         )
     rates = {}
     for sender, receiver in permutations(fleet.hosts, 2):
-        fleet.tell("beat")
+        fleet.beat()
         found = sender.ask("measure", address=receiver.address, port=receiver.port, duration=MEASURE_SECONDS)
         rates[sender.name, receiver.name] = found["bytes_per_s"]
         trip = 1e3 * found["round_trip_seconds"]
@@ -163,11 +163,9 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
         return
     fleet.start(["probe", str(model_bytes)], {}, 0)
     seconds: list[float] = []
-    deadline, beat = time.monotonic() + PROBE_SECONDS, 0.0
+    deadline = time.monotonic() + PROBE_SECONDS
     while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
-        if time.monotonic() - beat > BEAT_SECONDS:
-            beat = time.monotonic()
-            fleet.tell("beat")
+        fleet.beat()
         with suppress(queue.Empty):
             host, message = fleet.inbox.get(timeout=0.2)
             seconds += told_seconds(message)

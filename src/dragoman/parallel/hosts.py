@@ -164,7 +164,7 @@ class Fleet:
         self.cluster, self.toml, self.received = cluster, toml, received
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
-        self.port, self.running = cluster.port, 0
+        self.port, self.running, self.beaten = cluster.port, 0, 0.0
 
     def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
@@ -194,7 +194,7 @@ class Fleet:
         for thread in threads:
             while thread.is_alive():
                 thread.join(BEAT_SECONDS)
-                self.tell("beat")  # those that have answered wait for the others
+                self.beat()  # those that have answered wait for the others
         found = [results[host.name] for host in self.hosts]
         for result in found:
             if isinstance(result, Exception):
@@ -212,7 +212,7 @@ class Fleet:
             except TrainingError:
                 if self.received or time.monotonic() > deadline:
                     raise
-            self.tell("beat")
+            self.beat()
             time.sleep(RETRY_SECONDS)
 
     def take_up(self) -> None:
@@ -334,15 +334,13 @@ class Fleet:
 
     def watch(self) -> tuple[int, str]:
         """Until all hosts have ended; returns the exit code and the line of whoever failed."""
-        handed_on, beat = 0, 0.0
+        handed_on = 0
         verdict: tuple[int, str] = (0, "")
         while any(host.ended is None for host in self.hosts):
             for number in self.received[handed_on:]:
                 handed_on += 1
                 self.tell("signal", number=number)
-            if time.monotonic() - beat > BEAT_SECONDS:
-                beat = time.monotonic()
-                self.tell("beat")
+            self.beat()
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
                 failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
@@ -352,12 +350,17 @@ class Fleet:
                     verdict = failure
         return verdict
 
+    def beat(self) -> None:
+        """A sign of life for every agent, now and then; those whose ranks have ended wait for the next attempt."""
+        if time.monotonic() - self.beaten > BEAT_SECONDS:
+            self.beaten = time.monotonic()
+            for host in self.hosts:
+                host.send({"do": "beat"})
+
     def tell(self, do: str, **details: Any) -> None:
         """Without waiting for an answer: a host may be gone."""
         for host in self.hosts:
-            if do == "beat":
-                host.send({"do": do})
-            elif host.ended is None:
+            if host.ended is None:
                 host.answers.setdefault(0, queue.Queue())
                 host.send({"ask": 0, "do": do, **details})
 

@@ -117,6 +117,11 @@ def warm() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def started_again() -> bool:
+    """Whether this rank comes after others of the same run, by the count of whoever started it."""
+    return any(os.environ.get(name, "0") != "0" for name in (RESTART, "TORCHELASTIC_RESTART_COUNT"))
+
+
 def cool() -> None:
     """Nothing is left behind: a fork server that is still importing would notice our end only when it is done."""
     for child in psutil.Process().children():

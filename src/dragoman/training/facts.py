@@ -225,6 +225,11 @@ def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary
         "rows_per_micro_batch": share.rows_per_micro_batch,
         "tokens_per_gpu": share.rows_per_micro_batch * config.train.tile_width,
         "model": size.summary(
-            config.model, len(vocabulary), vocabulary.source_size, config.train.label_smoothing, mesh.world
+            config.model,
+            len(vocabulary),
+            vocabulary.source_size,
+            config.train.label_smoothing,
+            mesh.world,
+            averaged=config.train.average_decay > 0,
         ),
     }

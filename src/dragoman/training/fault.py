@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from dragoman.errors import DragomanError
+from dragoman.parallel.ranks import started_again
 
 VARIABLE = "DRAGOMAN_FAULT"
-RESTARTS = ("DRAGOMAN_RESTART", "TORCHELASTIC_RESTART_COUNT")  # whoever started the ranks counts
 KINDS = ("kill", "stop", "hang", "exit", "drift")
 
 
@@ -24,7 +24,7 @@ class Fault:
 
     def happen(self, rank: int, step: int, model: nn.Module) -> None:
         """Only before the first restart: the run should live on."""
-        if (rank, step) != (self.rank, self.step) or any(os.environ.get(name, "0") != "0" for name in RESTARTS):
+        if (rank, step) != (self.rank, self.step) or started_again():
             return
         if self.kind == "hang":
             time.sleep(1e6)

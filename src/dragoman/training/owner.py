@@ -13,7 +13,7 @@ import psutil
 
 from dragoman import runs
 from dragoman.errors import RunError
-from dragoman.parallel.ranks import RESTART
+from dragoman.parallel.ranks import started_again
 
 LEFTOVER_SECONDS = 90.0  # for a rank of the attempt before, whose host was cut off: its agent ends it after a minute
 
@@ -33,8 +33,7 @@ def check_not_alive(run: runs.RunFolder) -> None:
         return  # nobody's, or a copy of what somebody trains elsewhere
     if owner.get("host") != socket.gethostname():
         return
-    started_again = os.environ.get(RESTART, "0") != "0"
-    deadline = time.monotonic() + (LEFTOVER_SECONDS if started_again else 0.0)
+    deadline = time.monotonic() + (LEFTOVER_SECONDS if started_again() else 0.0)
     while is_alive(owner.get("pid"), owner.get("born")):
         if time.monotonic() < deadline:
             time.sleep(0.2)

@@ -497,9 +497,8 @@ class Trainer:
         moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
         if not self.mesh.is_main:
             return
-        if (
-            not must and self.writer.busy and self.data_check.running
-        ):  # a slow disk: that may take longer than ranks wait
+        # The one before waits for the check of the data: on a slow disk longer than the other ranks wait for this one.
+        if not must and self.writer.busy and self.data_check.running:
             return
         self.writer.finish()  # of the one before: two copies at once would be too many
         step, validated = self.validated
