@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.parallel.launch import free_port
@@ -17,13 +17,12 @@ from dragoman.parallel.launch import free_port
 class Round:
     overrides: list[str]
     resume: bool = False
-    port: int = field(default_factory=lambda: free_port("127.0.0.1"))
 
 
 def run_rounds(ranks: int, rounds: list[Round], folder: Path) -> None:
     """All rounds over so many ranks; the first error of a rank is the error of the test."""
     plan = folder / "rounds.json"
-    plan.write_text(json.dumps([[each.overrides, each.resume, each.port] for each in rounds]), encoding="utf-8")
+    plan.write_text(json.dumps([[each.overrides, each.resume] for each in rounds]), encoding="utf-8")
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     errors = [(folder / f"rank-{rank}.err").open("w+", encoding="utf-8") for rank in range(ranks)]
@@ -32,7 +31,7 @@ def run_rounds(ranks: int, rounds: list[Round], folder: Path) -> None:
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
         for rank in range(ranks)
     ]
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes) or time.monotonic() > deadline:
             for process in processes:  # one alone would wait for the others
@@ -42,6 +41,16 @@ def run_rounds(ranks: int, rounds: list[Round], folder: Path) -> None:
     assert not any(process.returncode for process in processes), said
 
 
+def agreed_port(place: Path) -> int:
+    """Drawn by rank 0 when it is needed: of ports drawn long before, one may have been taken, or drawn twice."""
+    if os.environ["RANK"] == "0":
+        place.with_suffix(".new").write_text(str(free_port("127.0.0.1")), encoding="utf-8")
+        place.with_suffix(".new").rename(place)
+    while not place.exists():
+        time.sleep(0.01)
+    return int(place.read_text(encoding="utf-8"))
+
+
 def main() -> None:
     import torch
 
@@ -49,8 +58,9 @@ def main() -> None:
     from dragoman.config import load_config
 
     torch.set_num_threads(1)
-    for overrides, resume, port in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        os.environ["MASTER_PORT"] = str(port)
+    plan = Path(sys.argv[1])
+    for number, (overrides, resume) in enumerate(json.loads(plan.read_text(encoding="utf-8"))):
+        os.environ["MASTER_PORT"] = str(agreed_port(plan.with_name(f"port-{number}")))
         train(load_config("tiny", overrides), resume=resume)
 
 
