@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from dragoman.cli.stages import prepare
 from dragoman.data.encode import PreparedData
 
 torch.set_num_threads(1)  # workers share two cores
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a red test is about the change at hand. DRAGOMAN_FUZZ=5000 looks for new ones.
 fuzz = int(os.environ.get("DRAGOMAN_FUZZ", "0"))
