@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ import psutil
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
-GRACE_SECONDS = 3.0  # for ranks that lost one: most notice it by themselves and finish a checkpoint
+GRACE_SECONDS = 1.0  # for ranks that lost one: most notice it by themselves
+WRITE_SECONDS = 60.0  # for those among them that finish a checkpoint
+WRITING_BYTES = 1_000_000  # between two looks at whether a rank still reads or writes files
+STOPPED_LOOKS = 40  # two seconds: a rank that stands still so long by a signal (SIGSTOP) holds up all others
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
@@ -157,6 +161,9 @@ class Crew:
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
         self.handed_on = 0
+        self.stopped: Counter[int] = Counter()  # by process: looks in a row at which it stood still
+        self.moved: dict[int, int] = {}  # by process: bytes of files read and written
+        self.moved_at, self.writes = 0.0, False  # when these were counted, and what came of it
 
     def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
@@ -192,8 +199,8 @@ class Crew:
                 self.failed.append((rank, code))
                 self.failed_at = min(self.failed_at, time.monotonic())
         if self.alive():
-            patience = STOP_SECONDS if self.handed_on == 1 else GRACE_SECONDS
-            if time.monotonic() - self.failed_at > patience or (self.failed_at < float("inf") and self.stand_still()):
+            self.count_stopped()
+            if self.failed_at < float("inf") and self.had_time():
                 self.kill()
             return None
         for reader in self.readers:
@@ -202,11 +209,30 @@ class Crew:
         self.files.cleanup()
         return outcome
 
-    def stand_still(self) -> bool:
-        """Whether all that are left are stopped (SIGSTOP, a debugger): these will not notice anything by themselves."""
-        with suppress(psutil.NoSuchProcess):
-            return all(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED for process in self.alive())
-        return False
+    def count_stopped(self) -> None:
+        """A rank that was stopped for too long is ended: it will not go on by itself, and the others wait for it."""
+        for process in self.alive():
+            pid = process.pid or 0
+            self.stopped[pid] = self.stopped[pid] + 1 if stands_still(pid) else 0
+            if self.stopped[pid] == STOPPED_LOOKS:
+                process.kill()
+
+    def had_time(self) -> bool:
+        """Whether those that are left are to be ended: they had time to notice, and write no checkpoint any more."""
+        waited, writing = time.monotonic() - self.failed_at, self.writing()
+        if all(self.stopped[process.pid or 0] for process in self.alive()):
+            return True
+        if self.handed_on == 1:
+            return waited > STOP_SECONDS
+        return waited > (WRITE_SECONDS if writing else GRACE_SECONDS)
+
+    def writing(self) -> bool:
+        """Whether one of them wrote files half a second ago, or read them again to sum them up."""
+        if time.monotonic() - self.moved_at > GRACE_SECONDS / 2:
+            before, self.moved = self.moved, {process.pid or 0: moved_bytes(process.pid or 0) for process in self.alive()}
+            self.writes = any(moved - before.get(pid, 0) > WRITING_BYTES for pid, moved in self.moved.items())
+            self.moved_at = time.monotonic()
+        return self.writes
 
     def verdict(self) -> Outcome:
         """A rank with something to say to the user comes before those that failed because it was gone."""
@@ -215,6 +241,8 @@ class Crew:
         rank, code = min(self.failed, key=lambda entry: entry[1] != 2)
         line = read_error(self.error_file(rank - self.place.first))
         how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
+        if self.stopped[self.processes[rank - self.place.first].pid or 0] >= STOPPED_LOOKS:
+            how = "was stopped by a signal (SIGSTOP) and held up the others"
         missing = f"dragoman: rank {rank} {how}; see its log in the run folder"
         return Outcome(code if code > 0 else 1, line or missing, rank)
 
@@ -228,6 +256,20 @@ class Crew:
         for process in self.processes:
             process.join()
         self.files.cleanup()
+
+
+def stands_still(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def moved_bytes(pid: int) -> int:
+    """0 where the system does not tell (macOS)."""
+    with suppress(psutil.Error, AttributeError):
+        counted = psutil.Process(pid).io_counters()
+        return int(counted.read_chars + counted.write_chars)
+    return 0
 
 
 def pass_lines(heard: Connection, rank: int, say: Say) -> None:

@@ -1,0 +1,50 @@
+"""Ranks of one host end together: those that hang at once, those that write a checkpoint when it is written."""
+
+import sys
+import time
+
+import pytest
+from parallel import pretend
+
+from dragoman.parallel import ranks
+
+
+@pytest.fixture
+def outcome(monkeypatch, tmp_path):
+    """Of ranks that each do one thing."""
+    monkeypatch.setattr(ranks, "be_rank", pretend.rank)
+
+    def run(*doing):
+        crew = ranks.Crew(ranks.Place(0, len(doing), len(doing), "127.0.0.1", 1), [*doing, str(tmp_path)], 0)
+        try:
+            while (found := crew.look()) is None:
+                time.sleep(ranks.LOOK_SECONDS)
+            return found
+        finally:
+            crew.end()
+
+    return run
+
+
+def test_ranks_that_hang_do_not_hold_up_the_end(outcome, monkeypatch):
+    monkeypatch.setattr(ranks, "WRITE_SECONDS", 1e9)
+    found = outcome("fail", "wait")
+    assert (found.code, found.rank) == (3, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bytes of a process are told by Linux")
+def test_a_rank_that_writes_a_checkpoint_finishes_it(outcome, tmp_path):
+    """It takes longer than ranks are otherwise given."""
+    found = outcome("fail", "write", "wait")
+    assert (found.code, found.rank) == (3, 0)
+    assert (tmp_path / "whole").exists()
+
+
+def test_a_stopped_rank_is_ended_and_named(outcome):
+    found = outcome("wait", "stop")
+    assert (found.code, found.rank) == (1, 1)
+    assert "rank 1 was stopped by a signal (SIGSTOP) and held up the others" in found.line
+
+
+def test_ranks_that_all_end_well(outcome):
+    assert outcome("write", "write").code == 0
