@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,25 +158,25 @@ def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Names
     step = stepper(strategy, wrapped, objective, alone)
     strategy.settle(lambda: step(1)) if not alone else step(1)
     rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1
-    for number in range(1, rare + 1 if rare > 1 else 2):
+    began = time.perf_counter()
+    for number in range(1, rare + 1):
         step(number)  # the first exchange has nothing before it
-    strategy.own_state()  # nothing is on its way when counting begins
+    steps = agreed_steps((time.perf_counter() - began) / rare, most_seconds, rare)
+    torch.distributed.barrier()  # a fragment may be on its way, when counting begins as when it ends
+    start, sent = time.perf_counter(), network_bytes()
+    for number in range(rare + 1, rare + 1 + steps):
+        step(number)
     torch.distributed.barrier()
-    start, sent, count = time.perf_counter(), network_bytes(), 0
-    while count < 2 or count % rare or not enough(start, most_seconds):
-        count += 1
-        step(rare + count)
-    strategy.own_state()  # flights are waited for: their bytes belong to these steps
-    torch.distributed.barrier()
-    seconds = time.perf_counter() - start
-    return {"step_seconds": seconds / count, "sent_bytes": (network_bytes() - sent) / count, "steps": count}
+    seconds, sent = time.perf_counter() - start, network_bytes() - sent
+    strategy.own_state()  # nothing is on its way when the next cell begins
+    return {"step_seconds": seconds / steps, "sent_bytes": sent / steps, "steps": steps}
 
 
-def enough(start: float, most_seconds: float) -> bool:
-    """Rank 0 decides for all. Asking costs a round trip, with every strategy and without one."""
-    over = [time.perf_counter() - start > most_seconds]
-    torch.distributed.broadcast_object_list(over)
-    return over[0]
+def agreed_steps(each: float, most_seconds: float, rare: int) -> int:
+    """Whole rounds of agreements. Rank 0 decides for all, once: asking at every step would wait behind what is on its way."""
+    steps = [max(2, round(most_seconds / each / rare) * rare, rare)]
+    torch.distributed.broadcast_object_list(steps)
+    return steps[0]
 
 
 def stepper(strategy: Strategy, wrapped: nn.Module, objective: nn.Module, alone: bool) -> Callable[[int], None]:
@@ -252,12 +252,9 @@ def speeds(
         for rate in rates:
             lab.limit(rate)
             for cell in cells:
-                found = ranks.measure(cell, options.seconds)
-                if cell.strategy == "none":
+                found = ranks.measure(cell, options.seconds * (3 if cell.strategy == "none" else 1))
+                if cell.strategy == "none":  # what all others are held against
                     base = found["step_seconds"]
-                if not rate:  # nothing but the work of the hosts
-                    rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1
-                    work[cell] = max(0.0, found["step_seconds"] - base) * rare / options.parameters
                 setting = plan.Setting(
                     options.parameters,
                     0,
@@ -266,10 +263,11 @@ def speeds(
                     base,
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
-                    pack_seconds=work.get(cell, 0.0),
                     gloo=True,
                 )
-                rows.append(row(setting, rate, cell, found))
+                if not rate and cell.strategy != "none":  # nothing but the work of the hosts
+                    work[cell] = plan.work_of_hosts(setting, cell.strategy, found["step_seconds"])
+                rows.append(row(replace(setting, pack_seconds=work.get(cell, 0.0)), rate, cell, found))
                 tell(rows[-1])
         ranks.end()
     return rows

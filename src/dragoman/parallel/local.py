@@ -103,7 +103,7 @@ class Local(Strategy):
         sent = torch.cat([piece for piece, _ in self.pieces(fragment)])
         assert self.islands
         share = self.islands.size / self.mesh.world  # an island counts as much as it has ranks
-        difference = (self.weights[start:end] - sent) * share
+        difference = torch.sub(self.weights[start:end], sent).mul_(share)
         self.flights[fragment] = sent, self.courier.hand_in(lambda: self.sum_over_islands(difference, fragment))
 
     def sum_over_islands(self, difference: Tensor, fragment: int) -> Tensor:
@@ -122,11 +122,13 @@ class Local(Strategy):
         gradient = future.wait()
         start, end = self.bounds(fragment)
         weights, momentum, section = self.weights[start:end], self.momentum[start:end], self.section
+        # In place: on a CPU every new tensor of this size costs more than the arithmetic.
         momentum.mul_(section.outer_momentum).add_(gradient)
-        weights.sub_((gradient + section.outer_momentum * momentum).mul_(section.outer_learning_rate))
+        weights.sub_(gradient.add_(momentum, alpha=section.outer_momentum), alpha=section.outer_learning_rate)
+        way = torch.sub(weights, sent, out=sent)  # what the others and the outer step add to where this island was
         for piece, place in self.pieces(fragment):
             if self.delay:
-                piece.add_(weights[place] - sent[place])
+                piece.add_(way[place])
             else:
                 piece.copy_(weights[place])
 

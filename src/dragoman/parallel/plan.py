@@ -15,6 +15,8 @@ from dragoman.errors import DragomanError
 BUCKET_BYTES = 25 * 2**20  # of gradients that DDP exchanges at once
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
+GLOO_TURNS = 1.2  # times longer: in gloo's gathers of large tensors one direction often waits for the other
+EVERY_BUCKET = ("ddp", "two_level")  # strategies that exchange gradients in buckets, beside the backward pass
 ALMOST = 1.05  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
@@ -90,7 +92,20 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
     packing = setting.parameters * setting.pack_seconds / rare
-    return sent_bytes(setting, strategy, wire) / setting.bytes_per_s + rounds + packing
+    travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
+    if strategy in EVERY_BUCKET:  # one is worked on while another travels
+        return max(travel, packing) + rounds
+    if strategy == "fsdp" and setting.gloo:
+        travel *= GLOO_TURNS
+    return travel + rounds + packing
+
+
+def work_of_hosts(setting: Setting, strategy: str, step_seconds: float) -> float:
+    """`pack_seconds` of a setting, from a step that was measured where the network is no limit."""
+    waited = max(0.0, step_seconds - setting.compute_seconds)
+    if strategy in EVERY_BUCKET:
+        return (waited + window(setting)) / setting.parameters
+    return waited * (setting.inner_steps if strategy in ("local", "streaming") else 1) / setting.parameters
 
 
 def buckets(setting: Setting) -> int:
@@ -108,8 +123,12 @@ def exposed(setting: Setting, strategy: str, seconds: float) -> float:
     if strategy == "fsdp":  # gathers run beside the forward pass too
         return max(0.0, seconds - setting.compute_seconds)
     last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
-    window = setting.backward_share * setting.compute_seconds * (1 - 1 / buckets(setting))
-    return max(last, seconds - window)
+    return max(last, seconds - window(setting))
+
+
+def window(setting: Setting) -> float:
+    """Seconds of the backward pass that an exchange in buckets runs beside."""
+    return setting.backward_share * setting.compute_seconds * (1 - 1 / buckets(setting))
 
 
 def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:

@@ -229,7 +229,10 @@ class Crew:
     def writing(self) -> bool:
         """Whether one of them wrote files half a second ago, or read them again to sum them up."""
         if time.monotonic() - self.moved_at > GRACE_SECONDS / 2:
-            before, self.moved = self.moved, {process.pid or 0: moved_bytes(process.pid or 0) for process in self.alive()}
+            before, self.moved = (
+                self.moved,
+                {process.pid or 0: moved_bytes(process.pid or 0) for process in self.alive()},
+            )
             self.writes = any(moved - before.get(pid, 0) > WRITING_BYTES for pid, moved in self.moved.items())
             self.moved_at = time.monotonic()
         return self.writes

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 BLOCK = 1024  # numbers that share a scale
+PIECE = 1 << 19  # numbers in 8 bits that travel together
 gather_whole = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )  # as torch 2.13 calls it, and before
@@ -37,19 +38,33 @@ def padded_size(count: int, ranks: int) -> int:
 
 
 def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual: Tensor) -> None:
+    """In pieces, so that one is on the wire while another is packed, added up or unpacked."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     residual[: buffer.numel()] += buffer
-    mine = residual.view(ranks, -1)  # what is to be sent, with what was lost before
-    packed = pack(mine)
-    mine -= unpack(packed)
-    received = torch.empty_like(packed)
-    dist.all_to_all_single(received, packed, group=group)
-    total = unpack(received).sum(dim=0, keepdim=True)
-    result = pack(total)
-    mine[rank] += (total - unpack(result))[0]  # the second rounding is owed too, by the rank that did it
-    everything = torch.empty_like(packed)
-    gather_whole(everything, result, group=group)
-    buffer.copy_(unpack(everything).flatten()[: buffer.numel()])
+    pieces = residual.view(ranks, -1).split(max(1, PIECE // (ranks * BLOCK)) * BLOCK, dim=1)
+    sent, gathered = [], []
+    for mine in pieces:  # what is to be sent, with what was lost before
+        packed = pack(mine)
+        received = torch.empty_like(packed)
+        arrival = dist.all_to_all_single(received, packed, group=group, async_op=True)
+        sent.append((received, packed, arrival))  # what is sent must not be given back before it is
+        mine -= unpack(packed)
+    for mine, (received, _, arrival) in zip(pieces, sent, strict=True):
+        arrival.wait()
+        total = unpack(received).sum(dim=0, keepdim=True)
+        result = pack(total)
+        everything = torch.empty_like(received)
+        arrival = gather_whole(everything, result, group=group, async_op=True)
+        gathered.append((everything, result, arrival))
+        mine[rank] += (total - unpack(result))[0]  # the second rounding is owed too, by the rank that did it
+    start, each = 0, residual.numel() // ranks
+    for everything, _, arrival in gathered:
+        arrival.wait()
+        rows = unpack(everything)
+        for number, row in enumerate(rows):
+            place = buffer[number * each + start : number * each + start + row.numel()]
+            place.copy_(row[: place.numel()])
+        start += rows.shape[1]
 
 
 def pack(rows: Tensor) -> Tensor:
