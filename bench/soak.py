@@ -182,7 +182,7 @@ def main() -> None:
         "--only", nargs="*", default=[], help='kinds of faults, as "kill a rank"; all unless some are named'
     )
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step that a rank sleeps")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
+    parser.add_argument("--checkpoint-every", type=int, default=4, help="steps")
     parser.add_argument("--timeout", type=int, default=5, help="train.timeout_seconds")
     options = parser.parse_args()
     if reason := missing():

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from dragoman.parallel.ranks import saving
+
 
 def rank(arguments, environment, out):
     """`arguments`: what each rank does, by rank, and a folder."""
@@ -14,13 +16,15 @@ def rank(arguments, environment, out):
     if what == "fail":
         time.sleep(0.2)
         sys.exit(3)
+    if what == "die":
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if what == "write":
-        with (place / "big").open("wb") as file:
-            for _ in range(25):
-                file.write(bytes(2_000_000))
-                time.sleep(0.1)
-        (place / "whole").touch()
+    if what == "save":
+        os.environ.update(environment)
+        with saving():
+            time.sleep(2.0)
+            (place / "whole").touch()
     if what == "wait":
         time.sleep(600)

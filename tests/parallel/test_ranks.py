@@ -1,6 +1,5 @@
 """Ranks of one host end together: those that hang at once, those that write a checkpoint when it is written."""
 
-import sys
 import time
 
 import pytest
@@ -26,18 +25,23 @@ def outcome(monkeypatch, tmp_path):
     return run
 
 
-def test_ranks_that_hang_do_not_hold_up_the_end(outcome, monkeypatch):
-    monkeypatch.setattr(ranks, "WRITE_SECONDS", 1e9)
+def test_ranks_that_hang_do_not_hold_up_the_end(outcome):
     found = outcome("fail", "wait")
     assert (found.code, found.rank) == (3, 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bytes of a process are told by Linux")
-def test_a_rank_that_writes_a_checkpoint_finishes_it(outcome, tmp_path):
-    """It takes longer than ranks are otherwise given."""
-    found = outcome("fail", "write", "wait")
-    assert (found.code, found.rank) == (3, 0)
+@pytest.mark.parametrize("how", ["fail", "die"])
+def test_a_rank_that_writes_a_checkpoint_finishes_it(outcome, tmp_path, monkeypatch, how):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    assert outcome(how, "save", "wait").rank == 0
     assert (tmp_path / "whole").exists()
+
+
+def test_nobody_waits_for_last_words_when_the_reason_is_known(outcome, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1e9)
+    found = outcome("die", "wait")
+    assert found.rank == 0
+    assert "rank 0 was killed" in found.line
 
 
 def test_a_stopped_rank_is_ended_and_named(outcome):
@@ -47,4 +51,4 @@ def test_a_stopped_rank_is_ended_and_named(outcome):
 
 
 def test_ranks_that_all_end_well(outcome):
-    assert outcome("write", "write").code == 0
+    assert outcome("save", "save").code == 0

@@ -92,9 +92,9 @@ class Agent:
 
     def watch(self) -> None:
         if self.crew and (outcome := self.crew.look()):
-            self.crew = None
             ended = {"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank}
-            self.say(ended | {"attempt": self.attempt})
+            self.say(ended | {"attempt": self.attempt, "reason_known": self.crew.reason_known})
+            self.crew = None
 
     # --- what can be asked ---
 
@@ -151,7 +151,8 @@ class Agent:
         return {}
 
     def do_end(self, request: Message) -> Message:
-        """Ranks that lost those of another host: a moment to notice it by themselves, then they are ended."""
+        """Ranks that lost those of another host: a moment for their last words, unless the reason is known; then they are ended."""
         if self.crew:
             self.crew.failed_at = min(self.crew.failed_at, time.monotonic())
+            self.crew.reason_known |= request["reason_known"]
         return {}

@@ -317,7 +317,7 @@ class Fleet:
         try:
             self.start(arguments, environment, attempt)
         except TrainingError:
-            self.tell("end")  # those that have begun
+            self.tell("end", reason_known=True)  # those that have begun
             raise
         return self.watch()
 
@@ -346,7 +346,7 @@ class Fleet:
                 failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
                 if failure and (not verdict[0] or (failure[0] == 2 != verdict[0])):
                     if not verdict[0] and not self.received:
-                        self.tell("end")
+                        self.tell("end", reason_known="lost" in message or message["reason_known"])
                     verdict = failure
         return verdict
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dragoman.errors import TrainingError
 
+KNOCK_SECONDS = 0.02  # between two tries to reach rank 0
+CONNECT_SECONDS = 5.0
 PATIENCE = timedelta(hours=1)
 
 
@@ -65,10 +68,20 @@ def own_store(rank: int, timeout: timedelta) -> Any:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank:
+        wait_for_listener(address, port, timeout)
         return TCPStore(address, port, is_master=False, timeout=timeout)
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((address, port), family=family)
     return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
+def wait_for_listener(address: str, port: int, timeout: timedelta) -> None:
+    """Until rank 0 listens, or the store may say that it does not: a store that comes too early sleeps for most of a second."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return
+        time.sleep(KNOCK_SECONDS)
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:

@@ -19,8 +19,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -31,9 +31,8 @@ import psutil
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
-GRACE_SECONDS = 1.0  # for ranks that lost one: most notice it by themselves
-WRITE_SECONDS = 60.0  # for those among them that finish a checkpoint
-WRITING_BYTES = 1_000_000  # between two looks at whether a rank still reads or writes files
+GRACE_SECONDS = 3.0  # for ranks that lost one: what they say in their last words may be the reason
+SAVE_SECONDS = 300.0  # for those among them that are writing a checkpoint
 STOPPED_LOOKS = 40  # two seconds: a rank that stands still so long by a signal (SIGSTOP) holds up all others
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
@@ -162,8 +161,7 @@ class Crew:
         self.failed_at = float("inf")
         self.handed_on = 0
         self.stopped: Counter[int] = Counter()  # by process: looks in a row at which it stood still
-        self.moved: dict[int, int] = {}  # by process: bytes of files read and written
-        self.moved_at, self.writes = 0.0, False  # when these were counted, and what came of it
+        self.reason_known = False  # a rank was killed, a host was lost: nobody's last words are waited for
 
     def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
@@ -197,6 +195,7 @@ class Crew:
             rank, code = self.place.first + local, process.exitcode
             if code and rank not in dict(self.failed):
                 self.failed.append((rank, code))
+                self.reason_known |= code < 0
                 self.failed_at = min(self.failed_at, time.monotonic())
         if self.alive():
             self.count_stopped()
@@ -218,24 +217,15 @@ class Crew:
                 process.kill()
 
     def had_time(self) -> bool:
-        """Whether those that are left are to be ended: they had time to notice, and write no checkpoint any more."""
-        waited, writing = time.monotonic() - self.failed_at, self.writing()
+        """Whether those that are left are to be ended."""
+        waited = time.monotonic() - self.failed_at
         if all(self.stopped[process.pid or 0] for process in self.alive()):
             return True
         if self.handed_on == 1:
             return waited > STOP_SECONDS
-        return waited > (WRITE_SECONDS if writing else GRACE_SECONDS)
-
-    def writing(self) -> bool:
-        """Whether one of them wrote files half a second ago, or read them again to sum them up."""
-        if time.monotonic() - self.moved_at > GRACE_SECONDS / 2:
-            before, self.moved = (
-                self.moved,
-                {process.pid or 0: moved_bytes(process.pid or 0) for process in self.alive()},
-            )
-            self.writes = any(moved - before.get(pid, 0) > WRITING_BYTES for pid, moved in self.moved.items())
-            self.moved_at = time.monotonic()
-        return self.writes
+        if any(saving_note(self.error_file(self.processes.index(process))).exists() for process in self.alive()):
+            return waited > SAVE_SECONDS
+        return self.reason_known or waited > GRACE_SECONDS
 
     def verdict(self) -> Outcome:
         """A rank with something to say to the user comes before those that failed because it was gone."""
@@ -267,14 +257,6 @@ def stands_still(pid: int) -> bool:
     return False
 
 
-def moved_bytes(pid: int) -> int:
-    """0 where the system does not tell (macOS)."""
-    with suppress(psutil.Error, AttributeError):
-        counted = psutil.Process(pid).io_counters()
-        return int(counted.read_chars + counted.write_chars)
-    return 0
-
-
 def pass_lines(heard: Connection, rank: int, say: Say) -> None:
     with open(os.dup(heard.fileno()), encoding="utf-8", errors="replace") as stream:
         heard.close()
@@ -287,6 +269,26 @@ def read_error(path: Path) -> str:
         return str(json.loads(path.read_text(encoding="utf-8"))["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def saving_note(error_file: Path) -> Path:
+    return error_file.with_suffix(".saving")
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """The launcher lets a rank finish what it does in here, though another one has failed."""
+    path = os.environ.get(ERROR_FILE) if LAUNCHED in os.environ else None
+    note = saving_note(Path(path)) if path else None
+    with suppress(OSError):
+        if note:
+            note.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if note:
+                note.unlink()
 
 
 def report_error(line: str) -> None:

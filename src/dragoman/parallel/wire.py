@@ -41,7 +41,7 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
     """In pieces, so that one is on the wire while another is packed, added up or unpacked."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     residual[: buffer.numel()] += buffer
-    pieces = residual.view(ranks, -1).split(max(1, PIECE // (ranks * BLOCK)) * BLOCK, dim=1)
+    pieces = torch.split(residual.view(ranks, -1), max(1, PIECE // (ranks * BLOCK)) * BLOCK, dim=1)
     sent, gathered = [], []
     for mine in pieces:  # what is to be sent, with what was lost before
         packed = pack(mine)

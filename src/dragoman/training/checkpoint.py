@@ -27,6 +27,7 @@ from dragoman import runs
 from dragoman.config.schema import Checkpoint
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
+from dragoman.parallel.ranks import saving
 from dragoman.parallel.strategy import Strategy, Tensors
 from dragoman.training import optim, owner
 from dragoman.training.state import TrainState
@@ -127,7 +128,8 @@ class Writer:
     def start(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         def run() -> None:
             try:
-                work()
+                with saving():
+                    work()
             except Exception as error:
                 self.error = error
                 failed(error)
