@@ -197,7 +197,9 @@ def sentences(options: argparse.Namespace, folder: Path, vocabulary: Vocabulary)
         _, pairs = test_set(run_of(Path(options.model)), None, None, None, ("", ""))
     pairs = pairs[: options.sentences]
     decoded = [[str(side.decode()) if isinstance(side, bytes) else side for side in pair] for pair in pairs]
-    return vocabulary.encode([pair[0] for pair in decoded]), *([pair[side] for pair in decoded] for side in (0, 1))
+    return vocabulary.source.encode([pair[0] for pair in decoded]), *(
+        [pair[side] for pair in decoded] for side in (0, 1)
+    )
 
 
 # --- the story ---------------------------------------------------------------------------------------------

@@ -60,3 +60,12 @@ def test_not_a_run(tmp_path):
         runs.open_run(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"run\.toml is missing"):
         runs.open_run(tmp_path)
+
+
+def test_a_model_beside_a_run_file_is_no_checkpoint_of_it(tmp_path):
+    """As in the README: run.toml in the working folder, a model in models/first."""
+    (tmp_path / "run.toml").touch()
+    for name in ("models", "checkpoints"):
+        (tmp_path / name / "first").mkdir(parents=True)
+    assert runs.run_around(tmp_path / "models" / "first") is None
+    assert runs.run_around(tmp_path / "checkpoints" / "first").path == tmp_path

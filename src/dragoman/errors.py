@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 
 class DragomanError(Exception):
@@ -33,6 +34,10 @@ class ConfigError(DragomanError):
         listed = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         count = "" if len(problems) == 1 else f"{len(problems)} problems:"
         super().__init__(f"{where}: {count}{listed}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It may come from another process."""
+        return type(self), (self.problems, self.where)
 
 
 class DataError(DragomanError):

@@ -98,6 +98,13 @@ def open_run(path: str | Path) -> RunFolder:
     return folder
 
 
+def run_around(checkpoint: Path) -> RunFolder | None:
+    """The run that a checkpoint belongs to; a model that merely lies in such a place belongs to none."""
+    parent = checkpoint.resolve().parent
+    folder = RunFolder(parent.parent)
+    return folder if folder.checkpoints.name == parent.name and folder.exists() else None
+
+
 def checkpoint_folders(folder: RunFolder) -> list[Path]:
     """Whole checkpoints, oldest first. Half-written ones carry another name until they are whole."""
     if not folder.checkpoints.is_dir():

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.data.subwords import BOS
-from dragoman.errors import DragomanError, MissingExtra
+from dragoman.data.subwords import BOS, EOS, PAD
+from dragoman.errors import ConfigError, DragomanError, MissingExtra
 from dragoman.exporting import export
+from dragoman.model.folder import write_model
 from dragoman.runs import damage
 from dragoman.translate import Translator
+from dragoman.translate.ct2_engine import CTranslate2Engine
+from dragoman.translate.models import read_whole
 from dragoman.translate.torch_engine import padded
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -193,3 +196,40 @@ def test_an_export_needs_no_torch(exported):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("['")
+
+
+@pytest.fixture
+def marked(checkpoint, tmp_path):
+    """A model that would write nothing but marks, were it allowed to; as OPUS-MT models often would."""
+    model, description, vocabulary = read_whole(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[[PAD, BOS]] = 30 * model.embedding.weight[EOS]
+    folder = tmp_path / "marked"
+    folder.mkdir()
+    write_model(folder, model.state_dict(), description, vocabulary.path)
+    return folder
+
+
+def test_marks_are_never_written(marked, sentences):
+    for engine in ("torch", "ctranslate2"):
+        translator = Translator.load(marked, "cpu", engine=engine)
+        sources = translator.vocabulary.encode(sentences)
+        found = translator.engine.search(sources, [[] for _ in sources], translator.request(n_best=4))
+        assert not [mark for hypotheses in found for each in hypotheses for mark in each.ids if mark in (PAD, BOS)]
+        assert all(any(each.ids for each in hypotheses) for hypotheses in found), "and something else is"
+
+
+def test_a_prefix_may_be_longer_than_the_limit(checkpoint, original, sentences):
+    begin = " ".join(sentences[:8])
+    short = Translator.load(checkpoint, "cpu", engine="ctranslate2")
+    for translator in (original, short):
+        (found,) = translator.search(["ja"], translator.request(extra_length=5), prefixes=[begin])
+        assert found[0].text.startswith(begin)
+
+
+def test_the_seed_of_a_process(checkpoint, sentences, monkeypatch):
+    monkeypatch.setattr(CTranslate2Engine, "seed", None)
+    translator = Translator.load(checkpoint, "cpu", engine="ctranslate2")
+    translator.translate(sentences[:2], sample=True, seed=3)
+    with pytest.raises(ConfigError, match="one seed a process, here 3; choose engine torch"):
+        translator.translate(sentences[:2], sample=True, seed=4)

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from dragoman.errors import ConfigError, DataError
+from dragoman.serve.batcher import Busy
 from dragoman.serve.limits import Keys, Rate
 
 JSON = {"content-type": "application/json"}
@@ -63,10 +64,18 @@ def test_several_models_by_language_or_name(make, shouter):
             ({"model": "third"}, "third"),
         ):
             assert client.post("/v1/translate", json={"texts": ["a"], **asked}).json()["model"] == model
-        for asked in ({}, {"source": "en", "target": "fr"}, {"source": "tlh"}, {"model": "nobody"}):
+        for asked in ({"source": "en", "target": "fr"}, {"source": "tlh"}, {"model": "nobody"}):
             answer = client.post("/v1/translate", json={"texts": ["a"], **asked})
             assert answer.status_code == 404
             assert "there are: demo (en to de), back (de to en), third (de to fr)" in answer.json()["detail"]
+        for asked, those in (
+            ({}, "demo (en to de), back (de to en), third (de to fr)"),
+            ({"source": "de"}, "back (de to en), third (de to fr)"),
+        ):
+            answer = client.post("/v1/translate", json={"texts": ["a"], **asked})
+            assert (answer.status_code, f"several models fit: {those}" in answer.json()["detail"]) == (404, True)
+        guess = client.post("/translate", json={"q": "a", "source": "auto", "target": "fr"}).json()
+        assert guess["detectedLanguage"]["language"] == "de"
         assert client.get("/languages").json()[0] == {"code": "de", "name": "de", "targets": ["en", "fr"]}
 
 
@@ -104,6 +113,17 @@ def test_refuses_what_is_not_json(client, path, content):
     answer = client.post(path, content=content, headers=JSON)
     assert answer.status_code in (400, 422)
     assert isinstance(answer.json()["error" if path == "/translate" else "detail"], str)
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/translate"])
+def test_a_million_mistakes_are_explained_once(client, path):
+    """Explanations would take more memory than the request."""
+    key = "q" if path == "/translate" else "texts"
+    many = client.post(path, json={key: [1] * 500, "target": "de"})
+    assert many.status_code in (400, 422)
+    assert "".join(many.json().values()).count("string") <= 2
+    strange = client.post("/v1/translate", json={"texts": ["a"], **{f"k{n}": 0 for n in range(100)}})
+    assert (strange.status_code, "101 keys" in strange.json()["detail"]) == (422, True)
 
 
 def test_a_form_is_told_to_be_json(client):
@@ -174,6 +194,8 @@ def test_keys(make, shouter, tmp_path):
         for headers in ({}, {"authorization": "Bearer open"}, {"x-api-key": "ösame".encode("latin-1")}):
             answer = client.post("/v1/translate", json=asked, headers=headers)
             assert (answer.status_code, "API key" in answer.json()["detail"]) == (401, True)
+        nonsense = client.post("/v1/translate", json={"texts": [1] * 9}, headers={"x-api-key": "wrong"})
+        assert nonsense.status_code == 401, "nothing of a stranger is looked at any closer"
         for headers in ({"authorization": "Bearer open-sesame"}, {"x-api-key": "open-sesame"}):
             assert client.post("/v1/translate", json=asked, headers=headers).status_code == 200
         libre = {"q": "a", "source": "en", "target": "de"}
@@ -238,7 +260,7 @@ def until(condition):
 
 
 def test_when_too_much_waits_requests_are_refused_at_once(make, shouter):
-    served = make.behind(shouter, most_wait_seconds=0.01)
+    served = make.behind(shouter, most_wait_seconds=0.001)
     shouter.go.clear()
     with TestClient(make(served)) as client, ThreadPoolExecutor(3) as pool:
         running = pool.submit(client.post, "/v1/translate", json={"texts": ["a" * 20]})
@@ -268,6 +290,49 @@ def test_a_long_request_does_not_hold_up_a_short_one(make, shouter):
     served.batcher.close(5)
 
 
+def test_a_short_request_is_not_refused_for_a_long_one(make, shouter):
+    """It waits for its own share of the turns, not for all that waits."""
+    served = make.behind(shouter, most_wait_seconds=1.0)
+    shouter.go.clear()
+    wish = request_wish(served)
+    served.batcher.submit(["first"], wish)
+    until(lambda: shouter.busy.locked())
+    served.batcher.submit([f"{n:04d}" * 10 for n in range(500)], wish)
+    assert served.batcher.waiting_characters / served.batcher.speed > 5
+    _, short = served.batcher.submit(["short"], wish)
+    with pytest.raises(Busy):
+        served.batcher.submit(["l" * 6000], wish)
+    shouter.go.set()
+    assert short[0].result(10)[0].text == "SHORT"
+    served.batcher.close(5)
+
+
+def test_blanks_are_answered_at_once_and_make_nobody_look_fast(make, shouter):
+    served = make.behind(shouter)
+    shouter.go.clear()
+    before = served.batcher.speed
+    for _ in range(3):
+        _, found = served.batcher.submit([""] * 200 + [" \n"] * 56, request_wish(served))
+        assert [future.result(0)[0].text for future in found] == [""] * 256
+    assert (served.batcher.speed, served.batcher.waiting_characters, shouter.batches) == (before, 0, [])
+
+
+def test_a_stream_has_a_limit_of_sentences(make, shouter):
+    with TestClient(make(make.behind(shouter), limits=replace(make.limits, sentences=4))) as client:
+        assert client.post("/v1/stream", json={"text": "a.\nb.\n\nc."}).status_code == 200
+        refused = client.post("/v1/stream", json={"text": "\n" * 9})
+    assert (refused.status_code, "10 sentences; at most 4" in refused.json()["detail"]) == (413, True)
+
+
+def test_from_the_signal_on_nobody_is_sent_here(make, shouter):
+    app = make(make.behind(shouter))
+    with TestClient(app) as client:
+        assert client.get("/ready").status_code == 200
+        app.state.doors.stopping = lambda: True
+        assert client.get("/ready").status_code == 503
+        assert client.post("/v1/translate", json={"texts": ["a"]}).status_code == 200, "who is here already is served"
+
+
 def request_wish(served):
     from dragoman.serve.batcher import Wish
 
@@ -292,8 +357,6 @@ def test_closing_finishes_what_waits_and_takes_nothing_new(make, shouter):
     app = make(make.behind(shouter))
     with TestClient(app) as client:
         assert client.post("/v1/translate", json={"texts": ["a"]}).status_code == 200
-    doors = app.state.doors
-    assert not doors.ready
     after = TestClient(app)
     assert after.get("/ready").status_code == 503
     assert after.post("/v1/translate", json={"texts": ["a"]}).status_code == 503

@@ -74,6 +74,8 @@ def test_what_cannot_start_is_refused_before_the_run(prepared, first, tmp_path):
         start("train.start_from=nowhere")
     with pytest.raises(RunError, match=r'set model\.activation = "relu"'):
         start(f"train.start_from={first}", "model.activation=swish")
+    with pytest.raises(RunError, match=r"set model\.heads = \d"):
+        start(f"train.start_from={first}", "model.heads=1")
     with pytest.raises(RunError, match="not one of its tensors fits"):
         start(f"train.start_from={first}", "model.d_model=48", "model.d_ff=96")
     with pytest.raises(ConfigError, match=r"no tensor is called 'encodr\.\*'"):

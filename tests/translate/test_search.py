@@ -131,9 +131,26 @@ def test_order_and_empty_lines_are_kept(prepared, model):
 
 def test_batches_hold_everything_once_within_their_budget():
     sources = [[0] * (1 + index * 7 % 23) for index in range(50)]
-    made = list(batches(sources, 64))
+    lengths = [len(source) + 10 + 20 * (index % 7 == 0) for index, source in enumerate(sources)]
+    made = list(batches(sources, lengths, 64, 10**9))
     assert sorted(index for batch in made for index in batch) == list(range(50))
     assert all(len(batch) * max(len(sources[index]) for index in batch) <= 64 for batch in made)
+    narrow = list(batches(sources, lengths, 64, 90))
+    assert sorted(index for batch in narrow for index in batch) == list(range(50))
+    assert all(len(batch) * max(lengths[index] for index in batch) <= 90 for batch in narrow)
+    assert len(list(batches(sources, lengths, 64, 1))) == 50, "one at a time where not even one fits"
+
+
+def test_a_wide_beam_over_short_sentences_takes_no_more_memory(prepared, model, sources, monkeypatch):
+    """What is kept of hypotheses grows with their number and length, not with the sources."""
+    translator = Translator(TorchEngine(model), prepared.vocabulary, SECTION, ("en", "de"))
+    texts = [source for source, _ in prepared.text("valid")[:24]]
+    wanted = translator.translate(texts, beam=8)
+    monkeypatch.setattr(TorchEngine, "cells", lambda engine: 8 * 4 * 40)
+    narrow = Translator(TorchEngine(model), prepared.vocabulary, SECTION, ("en", "de"))
+    assert narrow.translate(texts, beam=8) == wanted
+    cells = narrow.engine.arena.flat["target key 0"].numel() // model.section.d_model
+    assert cells <= 8 * 4 * 40 * 1.5, "rows are rounded up to tiles"
 
 
 def test_a_broken_model_ends_too(prepared, sources):

@@ -1,7 +1,11 @@
 """Texts: cut and joined, in order, whatever they hold; folders that are not what they should be; several processes."""
 
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -27,6 +31,9 @@ class Echo:
 
     def slots(self):
         return 1000
+
+    def cells(self):
+        return 10**9
 
     def search(self, sources, prefixes, request, *, attention=False):
         self.asked += sources
@@ -81,12 +88,21 @@ def test_nothing_is_too_long(echo, prepared):
 
 def test_every_piece_of_a_cut_is_kept(prepared):
     ids = [*range(4, 4 + 3 * LONGEST), EOS]
-    found = list(cut([number % 300 + 4 for number in ids[:-1]] + [EOS], prepared.vocabulary, " "))
+    found = list(cut([number % 300 + 4 for number in ids[:-1]] + [EOS], prepared.vocabulary, " ", ""))
     assert [number for part in found for number in part.ids if number != EOS] == [
         number % 300 + 4 for number in ids[:-1]
     ]
     assert all(part.ids[-1] == EOS and len(part.ids) <= LONGEST for part in found)
     assert parts("", [EOS], prepared.vocabulary, "en", split=True, space=" ") == []
+
+
+def test_a_language_without_spaces_is_cut_between_words_of_the_other(prepared):
+    wordless = "e" * 2000
+    ids = prepared.vocabulary.encode([wordless])[0]
+    for language, joint in (("ja", " "), ("en", "")):
+        found = parts(wordless, ids, prepared.vocabulary, language, split=False, space=" ")
+        assert len(found) > 1
+        assert {part.joint for part in found[1:]} == {joint}
 
 
 def test_words_that_look_at_each_other(prepared):
@@ -163,3 +179,57 @@ def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):
     assert all(each["text"].startswith("das") for line in lines[::2] for each in line["translations"])
     wrong = dragoman(*command, "--beam", "1", check=False)
     assert (wrong.returncode, "n_best = 2 is more than beam = 1" in wrong.stderr) == (2, True)
+
+
+def test_what_a_process_refuses_is_told_as_it_is(folder, prepared, tmp_path):
+    (tmp_path / "in").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    command = ["translate", str(folder), str(tmp_path / "in"), "--processes", "2"]
+    for wrong, words in (
+        (("--groups", "2", "--beam", "4", "--engine", "ctranslate2"), "a diverse beam (groups) is not in CTranslate2"),
+        (("--engine", "torch", "--precision", "fp4"), "precision 'fp4' is not known; choose fp32, fp16, bf16 or auto"),
+        (("--engine", "ctranslate2", "--device", "cuda"), "engine ctranslate2 converts for the CPU, not for cuda"),
+    ):
+        answer = dragoman(*command, *wrong, check=False)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert words in answer.stderr
+        assert len(answer.stderr.strip().splitlines()) == 1, answer.stderr
+
+
+def test_every_way_to_search_from_the_command_line(folder, prepared, tmp_path):
+    sources = [source for source, _ in prepared.text("valid")[:3]]
+    (tmp_path / "in").write_text(f"{sources[0]} {sources[1]}\n{sources[2]}\n", encoding="utf-8")
+
+    def lines(*options):
+        told = dragoman("translate", str(folder), str(tmp_path / "in"), *options).stdout
+        return [json.loads(line) for line in told.splitlines()]
+
+    scored = lines("--scores", "--alignments")
+    assert all(each["score"] < 0 for line in scored for each in line["translations"])
+    assert any(each["alignment"] for line in scored for each in line["translations"])
+    first, again, other = (
+        lines("--sample", "--n-best", "3", "--seed", seed, "--engine", engine)
+        for seed, engine in (("5", "torch"), ("5", "torch"), ("6", "torch"))
+    )
+    assert first == again != other
+    drawn = [lines("--sample", "--n-best", "3", "--seed", seed, "--engine", "ctranslate2") for seed in ("5", "5", "6")]
+    assert drawn[0] == drawn[1] != drawn[2], "the same seed draws the same in another process"
+    diverse = lines("--groups", "2", "--beam", "4", "--n-best", "4", "--engine", "torch")
+    assert len({each["text"] for each in diverse[0]["translations"]}) > 1
+    split = dragoman("translate", str(folder), str(tmp_path / "in"), "--split", "--engine", "torch").stdout.splitlines()
+    alone = Translator.load(folder, "cpu", engine="torch").translate(sources)
+    assert split == [f"{alone[0]} {alone[1]}", alone[2]]
+
+
+def test_a_conversation(folder):
+    """At a terminal every line is answered at once, whatever was typed."""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "dragoman", "translate", str(folder), "--engine", "torch"]
+    with subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        for typed in (b"the house sleeps\n", b"\xff broken\n", b"\n"):
+            os.write(ours, typed)
+            assert process.stdout.readline().endswith(b"\n")
+        os.write(ours, b"\x04")
+        assert process.wait(30) == 0
+        assert b"One sentence a line" in process.stderr.read()
+    os.close(ours)

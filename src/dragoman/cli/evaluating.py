@@ -75,4 +75,4 @@ def averaged(run: Path, best: int, options: dict[str, Any]) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
         folder = average(run, Path(temporary) / "mean", best=best)
-        return stages.evaluate(folder, run=runs.open_run(run), **options) | {"model": f"{run}, mean of the best {best}"}
+        return stages.evaluate(folder, run=runs.open_run(run), label=f"{run}, mean of the best {best}", **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from math import isfinite
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from dragoman.errors import DataError
+from dragoman.errors import ConfigError, DataError
 from dragoman.runs import write_text
 
 if TYPE_CHECKING:
@@ -147,7 +148,11 @@ def write(lines: list[str], path: Path | None) -> None:
 
 
 def converse(translator: Translator, request: Request, options: dict[str, Any], as_json: bool) -> None:
+    if options["prefixes"] is not None:
+        raise ConfigError(["--prefixes belong to the lines of a file; name the file to translate, too"], "translate")
     print("One sentence a line; Ctrl-D to leave.", file=sys.stderr)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a slip of the keyboard does not end it
     for line in sys.stdin:
         text = line.strip()
         print(told([text], translator.search([text], request, **options), as_json)[0], flush=True)

@@ -47,12 +47,14 @@ def evaluate(
     against: str | Path | None = None,
     html: str | Path | None = None,
     run: runs.RunFolder | None = None,
+    label: str | None = None,
     progress: runs.Progress = runs.silent,
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, on a set that sacreBLEU knows (`named`), or on the test set of its run.
 
     `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with all sentences. `run`: whose
-    test set and scores.json, if not those of the run that `path` belongs to."""
+    test set and scores.json, if not those of the run that `path` belongs to. `label`: what the model is called there, if not by
+    its path."""
     way = Way(metrics or ("bleu", "chrf"), tokenize, beam, device, engine)
     check_names(way.metrics, tokenize)
     folder = find_model(Path(path))
@@ -62,6 +64,7 @@ def evaluate(
     baseline = Path(against) if against else None
     others = translations_of(baseline, pairs, way, progress) if baseline else None
     result, translations = measure(folder, name, pairs, way, progress)
+    result["model"] = label or result["model"]
     if others:
         references = [pair[1] for pair in pairs]
         result["against"] = {"system": str(against)} | compare(others, translations, references, way.metrics, tokenize)
@@ -114,8 +117,5 @@ def translations_of(path: Path, pairs: list[Pair], way: Way, progress: runs.Prog
 
 def run_of(path: Path) -> runs.RunFolder | None:
     """The run that a path belongs to: the run itself, or the one around a checkpoint."""
-    for candidate in (path, path.resolve().parent.parent):
-        folder = runs.RunFolder(candidate)
-        if folder.exists():
-            return folder
-    return None
+    folder = runs.RunFolder(path)
+    return folder if folder.exists() else runs.run_around(path)

@@ -82,7 +82,7 @@ def write_card(folder: Path, fresh: Path, kind: str, quantization: str | None, l
     from dragoman.model.size import parameters
 
     description = read_description(folder)
-    count = parameters(description.model, description.vocab_size)
+    count = parameters(description.model, description.vocab_size + description.source_vocab_size)
     runs.write_text(fresh / "README.md", card(folder, description, count, kind, quantization, licence))
 
 

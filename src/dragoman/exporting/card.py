@@ -11,10 +11,14 @@ from dragoman.config import load_config
 from dragoman.errors import DragomanError
 from dragoman.model.folder import Description
 
+HUGGING_FACE = """python -c "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained('.'), AutoTokenizer.from_pretrained('.')
+print(tokenizer.batch_decode(model.generate(**tokenizer(['...'], return_tensors='pt')), skip_special_tokens=True))"
+"""
 USES = {
     "dragoman": "dragoman translate . < input.txt\ndragoman serve .",
     "ctranslate2": "dragoman translate . < input.txt\ndragoman serve .",
-    "huggingface": "python -c \"from transformers import pipeline; print(pipeline('translation', '.')('...'))\"",
+    "huggingface": HUGGING_FACE,
     "onnx": "python -c \"import onnxruntime; onnxruntime.InferenceSession('encoder.onnx')\"",
 }
 
@@ -22,7 +26,7 @@ USES = {
 def card(
     folder: Path, description: Description, parameters: int, kind: str, quantization: str | None, licence: str
 ) -> str:
-    run = run_of(folder)
+    run = runs.run_around(folder)
     pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
     head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
     head += [f"license: {licence}"] if licence else []
@@ -50,11 +54,6 @@ def card(
         f"Written by dragoman {__version__} on {datetime.now(UTC).date().isoformat()}.",
     ]
     return "\n".join([*head, "", *body, ""])
-
-
-def run_of(folder: Path) -> runs.RunFolder | None:
-    run = runs.RunFolder(folder.resolve().parent.parent)
-    return run if run.exists() else None
 
 
 def read(path: Path) -> Any:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import sentencex
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -68,7 +68,7 @@ class Doors:
     def __init__(self, served: list[Served], limits: Limits, keys: Keys):
         self.served, self.limits, self.keys = served, limits, keys
         self.rate = Rate(limits.requests_per_minute)
-        self.ready = True
+        self.stopping: Callable[[], bool] = lambda: False  # whether the server was asked to stop
 
     def enter(self, request: Request, key: str | None = None) -> None:
         """Keys first, then the rate of whoever asks."""
@@ -90,9 +90,10 @@ class Doors:
             for each in self.served
             if model in (None, each.name) and source in (None, each.source) and target in (None, each.target)
         ]
-        if not fitting or (len(fitting) > 1 and not (source or target or model)):
-            there = ", ".join(f"{each.name} ({each.source} to {each.target})" for each in self.served)
-            raise HTTPException(404, f"no model for that; there are: {there}. Name source and target, or model")
+        if not fitting or len({(each.source, each.target) for each in fitting}) > 1:
+            there = ", ".join(f"{each.name} ({each.source} to {each.target})" for each in fitting or self.served)
+            words = "several models fit" if fitting else "no model for that; there are"
+            raise HTTPException(404, f"{words}: {there}. Name source and target, or model")
         return fitting[0]
 
     def check(self, texts: list[str], beam: int | None, alternatives: int) -> None:
@@ -126,7 +127,7 @@ class Doors:
         try:
             return served.batcher.submit(texts, wish)
         except Busy as busy:
-            if not self.ready:
+            if served.batcher.closing:
                 raise HTTPException(503, "the server is shutting down") from None
             words = f"too many requests are waiting; try again in {busy.seconds:.0f} s"
             raise HTTPException(429, words, later(busy.seconds)) from None
@@ -167,7 +168,6 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
-        doors.ready = False
         await asyncio.gather(*(asyncio.to_thread(each.batcher.close, 30.0) for each in served))
 
     app = FastAPI(
@@ -186,10 +186,13 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
 
 
 def add_translation(app: FastAPI, doors: Doors) -> None:
-    @app.post("/v1/translate", responses=WRONG)
+    def enter(request: Request) -> None:
+        """Before the request is looked at any closer."""
+        doors.enter(request)
+
+    @app.post("/v1/translate", responses=WRONG, dependencies=[Depends(enter)])
     async def translate(asked: TranslateRequest, request: Request) -> TranslateResponse:
         """Translations in the order of the texts; an empty text stays empty. A text may hold several sentences."""
-        doors.enter(request)
         served = doors.find(asked.model, asked.source, asked.target)
         job, futures = doors.begin(served, asked.texts, asked.beam, asked.alternatives, asked.alignment)
         found = await doors.finish(request, job, futures)
@@ -205,10 +208,10 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
         "/v1/stream",
         response_class=StreamingResponse,
         responses=WRONG | {200: {"content": {"application/x-ndjson": {}}, "description": "a line for every sentence"}},
+        dependencies=[Depends(enter)],
     )
     async def stream(asked: StreamRequest, request: Request) -> Response:
         """A long text, sentence by sentence, as JSON lines {"source", "translation", "paragraph"} while the rest is translated."""
-        doors.enter(request)
         served = doors.find(asked.model, asked.source, asked.target)
         if len(asked.text) > doors.limits.characters:
             most = doors.limits.characters
@@ -219,6 +222,8 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
             for number, paragraph in enumerate(asked.text.split("\n"))
             for sentence in (sentencex.segment(served.source, paragraph) if paragraph.strip() else [""])
         ]
+        if len(sentences) > (most := doors.limits.sentences):
+            raise HTTPException(413, f"text: {len(sentences):,} sentences; at most {most:,}. Send several requests")
         doors.check([], asked.beam, 0)
         texts = [sentence for _, sentence in sentences]
         job, futures = doors.submit(served, texts, Wish(served.request_for(beam=asked.beam)))
@@ -296,7 +301,7 @@ def add_facts(app: FastAPI, doors: Doors) -> None:
     @app.get("/ready", responses={503: WRONG[503]})
     async def ready() -> dict[str, str]:
         """Ready to translate: no longer when the server was asked to stop."""
-        if not doors.ready or not all(each.batcher.thread.is_alive() for each in doors.served):
+        if doors.stopping() or not all(each.batcher.thread.is_alive() for each in doors.served):
             raise HTTPException(503, "not ready")
         return {"status": "ready"}
 

@@ -3,7 +3,7 @@
 request --submit--> waiting jobs --a few texts of each--> one batch --> the model's thread --> futures of the texts
 
 While a batch is translated the next one gathers: nobody waits for a timer. A request that would have to wait longer than
-`most_wait_seconds`, at the speed measured so far, is refused at once."""
+`most_wait_seconds`, at the speed measured so far, is refused at once; a short one does not wait for the whole of a long one."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ class Job:
 
     wish: Wish
     texts: deque[tuple[str, Future[list[Translation]]]] = field(default_factory=deque)
+    left: int = 0  # weight of its texts
 
     def cancel(self) -> None:
         """Whoever asked has left: what is not yet begun is not done."""
-        for _, future in self.texts:
+        for _, future in list(self.texts):  # the translating thread takes texts out meanwhile
             future.cancel()
 
 
@@ -74,25 +75,33 @@ class Batcher:
         self.most_wait_seconds, self.batch_characters = most_wait_seconds, batch_characters
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
-        self.waiting_characters = 0
         self.speed = FIRST_GUESS
         self.closing = False
         self.thread = threading.Thread(target=self.work, name="translate", daemon=True)
         self.thread.start()
 
     def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
-        """A future for every text, or Busy. An empty queue takes any request."""
-        job = Job(wish, deque((text, Future()) for text in texts))
-        futures = [future for _, future in job.texts]
+        """A future for every text, or Busy. An empty queue takes any request; a text without words needs no translating."""
+        futures: list[Future[list[Translation]]] = [Future() for _ in texts]
+        job = Job(wish, deque(each for each in zip(texts, futures, strict=True) if each[0].strip()))
+        job.left = sum(weight(text) for text, _ in job.texts)
+        for text, future in zip(texts, futures, strict=True):
+            if not text.strip():
+                future.set_result([Translation("", 0.0, [])])
         with self.changed:
-            wait = self.waiting_characters / self.speed
-            if self.closing or (self.waiting_characters and wait > self.most_wait_seconds):
+            # Jobs take turns: of those before it, this one waits for as much as it has itself.
+            wait = sum(min(other.left, job.left) for other in self.jobs) / self.speed
+            if self.closing or wait > self.most_wait_seconds:
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
-            self.waiting_characters += sum(map(weight, texts))
-            if texts:
+            if job.texts:
                 self.jobs.append(job)
             self.changed.notify()
         return job, futures
+
+    @property
+    def waiting_characters(self) -> int:
+        with self.changed:
+            return sum(job.left for job in self.jobs)
 
     def next_batch(self) -> tuple[Wish, list[tuple[str, Future[list[Translation]]]]] | None:
         """A few texts of every job that wishes the same as the first one; None when all is done and nothing more comes."""
@@ -106,7 +115,7 @@ class Batcher:
             while left > 0 and alike:
                 for job in list(alike):
                     text, future = job.texts.popleft()
-                    self.waiting_characters -= weight(text)
+                    job.left -= weight(text)
                     if future.set_running_or_notify_cancel():
                         batch.append((text, future))
                         left -= weight(text)

@@ -21,6 +21,7 @@ class Limits:
     texts: int = 256
     characters_per_text: int = 10_000
     characters: int = 200_000  # of all texts of a request
+    sentences: int = 10_000  # of a text that is streamed
     beam: int = 16
     alternatives: int = 8
     body_bytes: int = 2 * 2**20

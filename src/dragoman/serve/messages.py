@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+
+MOST_KEYS = 32
+Texts = Annotated[list[str], FailFast()]  # one wrong text is enough: a million would be a million explanations
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def few_keys(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > MOST_KEYS:
+            raise ValueError(f"{len(given):,} keys; none of these requests has more than {MOST_KEYS}")
+        return given
+
 
 class TranslateRequest(Strict):
-    texts: list[str]
+    texts: Texts
     source: str | None = Field(default=None, description="language code; needed when several models serve")
     target: str | None = None
     model: str | None = Field(default=None, description="name of a model, instead of languages")
@@ -50,6 +60,13 @@ class LibreRequest(BaseModel):
     format: str = "text"
     alternatives: int = Field(default=0, ge=0)
     api_key: str | None = None
+
+    @field_validator("q", mode="before")
+    @classmethod
+    def only_texts(cls, given: Any) -> Any:
+        if isinstance(given, list) and not all(isinstance(text, str) for text in given):
+            raise ValueError("not every text is a string")
+        return given
 
 
 class Problem(BaseModel):

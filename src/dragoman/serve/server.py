@@ -47,7 +47,9 @@ def serve(
         app = create_app(served, limits=bounds, keys=keys)
         print(f"serving at {address} (a page for people; POST /v1/translate); Ctrl-C stops it", flush=True)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=30, access_log=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+        app.state.doors.stopping = lambda: server.should_exit  # from the signal on, while requests are still answered
+        server.run(sockets=[listener])
 
 
 def check_names(names: list[str]) -> None:

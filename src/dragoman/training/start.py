@@ -21,11 +21,11 @@ BY_PIECE, SOURCE = ("embedding.weight", "output_bias"), "source_embedding.weight
 def take(model: Transformer, vocabulary: Vocabulary, source: Path) -> dict[str, Any]:
     """Put the tensors of a model folder into `model`, by name and shape; returns what was taken and what was not."""
     shape = model_folder.read_description(source).model
-    for key in ("style", "activation"):
+    for key in ("style", "activation", "heads"):
         wanted, ours = getattr(shape, key), getattr(model.section, key)
         if wanted != ours:
             raise RunError(
-                f'{source}: is a model of {key} "{wanted}", the run file has "{ours}"; set model.{key} = "{wanted}"'
+                f"{source}: is a model of {key} {written(wanted)}, the run file has {written(ours)}; set model.{key} = {written(wanted)}"
             )
     given = model_folder.read_weights(source)
     theirs = Vocabulary(source / model_folder.VOCABULARY)
@@ -49,11 +49,16 @@ def take(model: Transformer, vocabulary: Vocabulary, source: Path) -> dict[str, 
     return report
 
 
+def written(value: Any) -> str:
+    """As in a run file."""
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
 def same_pieces(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:
     """Where a subword of theirs stands in our vocabulary."""
     places = {ours.processor.id_to_piece(index): index for index in range(len(ours))}
     pieces = ((index, theirs.processor.id_to_piece(index)) for index in range(len(theirs)))
-    return {index: places[piece] for index, piece in pieces if piece in places or index <= BOS}
+    return {index: places.get(piece, index) for index, piece in pieces if piece in places or index <= BOS}
 
 
 def take_rows(tensor: Tensor, given: Tensor, places: dict[int, int]) -> int:

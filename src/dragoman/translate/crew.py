@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import runs
-from dragoman.errors import Unfinished
+from dragoman.errors import DragomanError, Unfinished
 from dragoman.translate.request import Request
 from dragoman.translate.translator import Translation, Translator
 
 MOST_AT_ONCE = 4096  # texts of one task
 
-_translator: Translator  # of this process
+_translator: Translator | DragomanError  # of this process, or why there is none
 
 
 def search_together(
@@ -64,10 +64,15 @@ def enter(numbers: Queue[int], model: Path, opening: dict[str, Any]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[numbers.get() % len(visible)]
     else:
         os.environ["OMP_NUM_THREADS"] = "1"
-    _translator = Translator.load(model, **opening)
+    try:
+        _translator = Translator.load(model, **opening)
+    except DragomanError as error:  # here it would only break the pool
+        _translator = error
 
 
 def search(texts: list[str], prefixes: list[str], request: Request, options: dict[str, Any]) -> list[list[Translation]]:
+    if isinstance(_translator, DragomanError):
+        raise _translator
     return _translator.search(texts, request, prefixes=prefixes, **options)
 
 

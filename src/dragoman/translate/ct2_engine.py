@@ -7,15 +7,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.subwords import Vocabulary
+from dragoman.data.subwords import BOS, PAD, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
 from dragoman.translate.request import Hypothesis, Request
 
+MARKS = (PAD, BOS)
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
 
 
 class CTranslate2Engine:
     name = "ctranslate2"
+    seed: int | None = None  # of this process: the library reads it once
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int | None = None):
         """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
@@ -25,7 +27,7 @@ class CTranslate2Engine:
             self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
-        self.seed = library.set_random_seed
+        self.set_seed = library.set_random_seed
         self.source_pieces, self.pieces = vocabulary.source.pieces(), vocabulary.pieces()
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
 
@@ -41,33 +43,58 @@ class CTranslate2Engine:
     def slots(self) -> int:
         return 2048
 
+    def cells(self) -> int:
+        """Its memory grows with what is really written, not with what might be."""
+        return 2**62
+
     def search(
         self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
     ) -> list[list[Hypothesis]]:
         if request.groups > 1:
             raise ConfigError(["a diverse beam (groups) is not in CTranslate2; choose engine torch"], "translate")
         if request.sample:
-            self.seed(request.seed)
+            self.begin_to_draw(request.seed)
         if not attention:
             found = self.search_batch(sources, prefixes, request) if sources else []
             for index, hypotheses in enumerate(found):  # CTranslate2 has one limit for all, ours is a sentence's own
-                limit = len(sources[index]) - 1 + request.extra_length
+                limit = request.most_ids(sources[index], prefixes[index])
                 if len(sources) > 1 and any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
-                    found[index] = self.search_batch([sources[index]], [prefixes[index]], request)[0]
+                    found[index] = self.search_one(sources[index], prefixes[index], request)
             return found
         # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
         return [
-            self.search_batch([source], [prefix], request, attention=True)[0]
+            self.search_one(source, prefix, request, attention=True)
             for source, prefix in zip(sources, prefixes, strict=True)
         ]
 
+    def search_one(
+        self, source: list[int], prefix: list[int], request: Request, *, attention: bool = False
+    ) -> list[Hypothesis]:
+        return self.search_batch([source], [prefix], request, attention=attention)[0]
+
+    def begin_to_draw(self, seed: int) -> None:
+        """The same seed draws the same in every process. Within one it cannot be set back: the library's threads have read it."""
+        if CTranslate2Engine.seed not in (None, seed):
+            told = f"CTranslate2 draws with one seed a process, here {CTranslate2Engine.seed}; choose engine torch for another"
+            raise ConfigError([told], "translate")
+        if CTranslate2Engine.seed is None:
+            self.set_seed(seed)
+            CTranslate2Engine.seed = seed
+
     def search_batch(
-        self, sources: list[list[int]], prefixes: list[list[int]], request: Request, *, attention: bool = False
+        self,
+        sources: list[list[int]],
+        prefixes: list[list[int]],
+        request: Request,
+        *,
+        attention: bool = False,
+        without: list[list[str]] | None = None,
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
             [[self.source_pieces[index] for index in source[:-1]] for source in sources],
             target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
-            max_decoding_length=max(map(len, sources)) - 1 + request.extra_length,
+            max_decoding_length=max(request.most_ids(*each) for each in zip(sources, prefixes, strict=True)),
+            suppress_sequences=without,
             min_decoding_length=0,
             max_input_length=0,
             length_penalty=NO_PENALTY,
@@ -75,7 +102,14 @@ class CTranslate2Engine:
             return_attention=attention,
             **self.options(request),
         )
-        return [self.hypotheses(result, request) for result in results]
+        found = [self.hypotheses(result, request) for result in results]
+        if without is None and any(
+            number in MARKS for hypotheses in found for each in hypotheses for number in each.ids
+        ):
+            # A search in torch never takes these. Here forbidding them changes all scores a little, so it is done where they come.
+            never = [[self.pieces[mark]] for mark in MARKS]
+            return self.search_batch(sources, prefixes, request, attention=attention, without=never)
+        return found
 
     @staticmethod
     def options(request: Request) -> dict[str, Any]:

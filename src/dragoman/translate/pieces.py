@@ -33,10 +33,11 @@ def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, s
         return [Part(ids, space)]
     found = [sentence.strip() for sentence in sentencex.segment(language, text)]
     encoded = vocabulary.encode([sentence for sentence in found if sentence])
-    return [part for ids in encoded for part in cut(ids, vocabulary, space)]
+    inside = space if language in WITHOUT_SPACES else ""  # words are cut only where nothing tells them apart
+    return [part for ids in encoded for part in cut(ids, vocabulary, space, inside)]
 
 
-def cut(ids: list[int], vocabulary: Vocabulary, space: str) -> Iterator[Part]:
+def cut(ids: list[int], vocabulary: Vocabulary, space: str, inside: str) -> Iterator[Part]:
     """Pieces of at most LONGEST subwords, where possible between two words."""
     start, joint = 0, space
     while len(ids) - start > LONGEST:
@@ -44,7 +45,7 @@ def cut(ids: list[int], vocabulary: Vocabulary, space: str) -> Iterator[Part]:
         between = [at for at in range(end, start + LONGEST // 2, -1) if begins_word(ids[at], vocabulary)]
         end = between[0] if between else end
         yield Part([*ids[start:end], EOS], joint)
-        start, joint = end, space if between else ""
+        start, joint = end, space if between else inside
     yield Part(ids[start:], joint)
 
 

@@ -34,6 +34,10 @@ class Request:
         """Hypotheses of one such search."""
         return 1 if self.sample else self.beam // self.groups
 
+    def most_ids(self, source: list[int], prefix: list[int]) -> int:
+        """Of a translation; one more than what it must begin with, at least."""
+        return max(len(source) - 1 + self.extra_length, len(prefix) + 1)
+
     def check(self) -> Request:
         problems = [words for broken, words in self.rules() if broken]
         if problems:
@@ -85,4 +89,8 @@ class Engine(Protocol):
 
     def slots(self) -> int:
         """Source slots that are worth searching at once."""
+        ...
+
+    def cells(self) -> int:
+        """Slots of hypotheses that fit into memory at once."""
         ...

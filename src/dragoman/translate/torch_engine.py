@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.subwords import BOS, EOS, PAD
+from dragoman.errors import ConfigError
 from dragoman.model.layers import KeyValue
 from dragoman.model.transformer import Cache, Transformer
 from dragoman.translate.request import Hypothesis, Request
@@ -39,20 +40,28 @@ class TorchEngine:
         self.on_gpu = self.device.type == "cuda"
         if precision == "auto":
             precision = "fp16" if self.on_gpu else "fp32"
+        if precision not in PRECISIONS:
+            raise ConfigError(
+                [f"precision {precision!r} is not known; choose {', '.join(PRECISIONS)} or auto"], "translate"
+            )
         self.model = in_precision(model, PRECISIONS[precision])
         self.arena = Arena(self.device)
         self.recorder = Recorder(self.on_gpu)
         self.look_every, self.tile = (4, 32) if self.on_gpu else (1, 16)
 
     def slots(self) -> int:
-        """On a GPU as many as keep it busy and leave most of the free memory alone."""
-        if not self.on_gpu:
-            return 8192
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        """As many as keep it busy."""
+        return 65_536 if self.on_gpu else 8192
+
+    def cells(self) -> int:
+        """A key and a value in every layer for each: as many as half of the free memory holds, on a CPU a GiB."""
+        free = 2**31
+        if self.on_gpu:
+            free = torch.cuda.mem_get_info(self.device)[0]
+            free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            free += sum(flat.nbytes for flat in self.arena.flat.values())  # used again by the next batch
         section = self.model.section
-        per_slot = 4 * 4 * section.d_model * section.decoder_layers * self.model.embedding.weight.itemsize
-        return max(1024, min(65_536, int(0.3 * free) // per_slot))
+        return free // 2 // (2 * section.d_model * section.decoder_layers * self.model.embedding.weight.itemsize)
 
     @torch.no_grad()
     def search(
@@ -62,10 +71,7 @@ class TorchEngine:
             return []
         if request.sample:
             torch.manual_seed(request.seed)
-        limits = [
-            max(len(source) - 1 + request.extra_length, len(prefix) + 1)
-            for source, prefix in zip(sources, prefixes, strict=True)
-        ]
+        limits = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
         each = [index for index in range(len(sources)) for _ in range(request.rows)]
         searched = [(sources[index], limits[index], prefixes[index]) for index in each]
         found = self.search_rows(searched, request)
@@ -243,6 +249,8 @@ class Arena:
 
     def beams(self, rows: int, hypotheses: int, slots: int) -> Beams:
         key = (rows, hypotheses, slots)
+        if self.device.type == "cpu":  # nothing is recorded: nothing has to stay where it is
+            return Beams.empty(*key, self.device)
         if key not in self.states:
             if len(self.states) >= MOST_RECORDED:
                 self.states.clear()

@@ -120,7 +120,9 @@ class Translator:
         slots = self.engine.slots() if slots == "auto" else slots
         found: list[list[Hypothesis]] = [[] for _ in sources]
         done = 0
-        for batch in batches(sources, max(1, slots // request.rows)):
+        lengths = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
+        cells = self.engine.cells() // (request.rows * request.width)
+        for batch in batches(sources, lengths, max(1, slots // request.rows), cells):
             pair = [sources[index] for index in batch], [prefixes[index] for index in batch]
             for index, hypotheses in zip(batch, self.engine.search(*pair, request, attention=alignment), strict=True):
                 found[index] = hypotheses
@@ -177,6 +179,11 @@ def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, 
                 [f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate"
             )
         return CTranslate2Engine(folder, vocabulary, "cpu" if device == "auto" else device)
+    if engine == "ctranslate2" and device not in ("auto", "cpu"):
+        raise ConfigError(
+            [f"engine ctranslate2 converts for the CPU, not for {device}; export it first, or choose torch"],
+            "translate",
+        )
     if engine == "ctranslate2" or (engine == "auto" and precision == "auto" and prefers_ctranslate2(device)):
         return CTranslate2Engine.converted(folder, vocabulary)
     from dragoman.parallel.mesh import pick_device  # torch only where it is needed
@@ -194,13 +201,18 @@ def prefers_ctranslate2(device: str) -> bool:
     return pick_device(device).type == "cpu"
 
 
-def batches(sources: list[list[int]], slots: int) -> Iterator[list[int]]:
-    """Indices of sources of similar length, longest first, so that memory runs out at once or never."""
+def batches(sources: list[list[int]], lengths: list[int], slots: int, cells: int) -> Iterator[list[int]]:
+    """Indices of sources of similar length, longest first: at most so many ids of sources, and so many that the translations may
+    have (`lengths`), a batch being as long as its longest."""
     batch: list[int] = []
+    longest = 0
     for index in sorted(range(len(sources)), key=lambda index: -len(sources[index])):
-        if batch and ((len(batch) + 1) * len(sources[batch[0]]) > slots or len(batch) >= MOST_SENTENCES):
+        rows, wider = len(batch) + 1, max(longest, lengths[index])
+        full = rows * len(sources[(batch or [index])[0]]) > slots or rows * wider > cells or rows > MOST_SENTENCES
+        if batch and full:
             yield batch
-            batch = []
+            batch, wider = [], lengths[index]
         batch.append(index)
+        longest = wider
     if batch:
         yield batch
