@@ -50,5 +50,37 @@ def test_a_stopped_rank_is_ended_and_named(outcome):
     assert "rank 1 was stopped by a signal (SIGSTOP) and held up the others" in found.line
 
 
+def test_who_was_killed_is_named_not_who_noticed(outcome):
+    """Both have ended before anybody looks."""
+    ranks.LOOK_SECONDS, before = 1.5, ranks.LOOK_SECONDS
+    try:
+        found = outcome("fail", "die")
+    finally:
+        ranks.LOOK_SECONDS = before
+    assert (found.rank, "was killed" in found.line) == (1, True)
+
+
+def test_a_rank_that_ends_between_two_looks_is_not_taken_for_a_good_end(monkeypatch):
+    class Dying:
+        """Alive when it is asked first, dead when it is asked again."""
+
+        pid, codes = 1, [None, -9, -9, -9, -9]
+
+        @property
+        def exitcode(self):
+            return self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+
+        def join(self, seconds=0.0):
+            pass
+
+        kill = join
+
+    monkeypatch.setattr(ranks.Crew, "start", lambda *_: Dying())
+    crew = ranks.Crew(ranks.Place(0, 1, 1, "127.0.0.1", 1), [], 0)
+    while (found := crew.look()) is None:
+        pass
+    assert found.code == 1
+
+
 def test_ranks_that_all_end_well(outcome):
     assert outcome("save", "save").code == 0

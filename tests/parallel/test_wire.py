@@ -37,6 +37,20 @@ def test_rounding_is_owed_and_paid_back(group, count):
     assert residual.abs().max() < 0.1, "one rounding, not fifty"
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_forgotten(group, bad):
+    """One bad step, as every run in fp16 begins with, must not be added to all later ones."""
+    residual = torch.zeros(wire.padded_size(5000, 1))
+    numbers = torch.randn(5000)
+    numbers[1500] = bad
+    wire.sum_over(numbers, None, "int8", residual)
+    assert not numbers[1024:2048].isfinite().all(), "this step is bad, and seen to be"
+    assert residual.isfinite().all()
+    numbers = torch.ones(5000)
+    wire.sum_over(numbers, None, "int8", residual)
+    torch.testing.assert_close(numbers, torch.ones(5000), rtol=0.1, atol=0.1)
+
+
 def test_packed_numbers_are_a_quarter_and_unpack_to_within_a_step():
     rows = torch.randn(3, 4 * wire.BLOCK)
     packed = wire.pack(rows)
@@ -88,3 +102,23 @@ def test_a_fragment_keeps_the_way_that_was_gone_while_it_was_on_its_way(group):
     with strategy.looking(objective):
         torch.testing.assert_close(objective.weight.detach().flatten() - start.flatten(), agreed)
     torch.testing.assert_close(objective.weight.detach(), start + 8)
+
+
+def test_a_fragment_on_its_way_is_taken_up_where_it_fits(group):
+    """The number of fragments may change between two starts: what is on its way is lost then, not put somewhere else."""
+    streaming = Parallel(strategy="streaming", wire="bf16", inner_steps=4, fragments=4)
+    torch.manual_seed(1)
+    before = alone(streaming, nn.Linear(16, 16))
+    before.after_step(1)
+    state = {name: tensor.clone() for name, tensor in before.own_state().items()}
+    assert [name for name in state if name.startswith("sent.")] == ["sent.0"]
+    for section, flights in (
+        (streaming, [0]),
+        (Parallel(strategy="streaming", wire="bf16", inner_steps=4, fragments=2), []),
+        (Parallel(strategy="local", wire="bf16", inner_steps=4), []),
+    ):
+        after = alone(section, nn.Linear(16, 16))
+        after.load_own(state)
+        assert list(after.flights) == flights
+        for step in range(2, 10):
+            after.after_step(step)

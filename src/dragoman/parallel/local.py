@@ -59,7 +59,9 @@ class Local(Strategy):
         self.restart()
 
     def restart(self) -> None:
-        """The weights as they are now are what is agreed on."""
+        """The weights as they are now are what is agreed on. What is on its way arrives first: its memory is still written to."""
+        for _, future in self.flights.values():
+            future.wait()
         self.weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
         self.momentum = torch.zeros_like(self.weights)
         self.flights.clear()
@@ -132,6 +134,12 @@ class Local(Strategy):
             else:
                 piece.copy_(weights[place])
 
+    def fits(self, fragment: int, tensor: Tensor) -> bool:
+        if not self.delay or fragment >= len(self.sent_at):
+            return False
+        start, end = self.bounds(fragment)
+        return tensor.numel() == end - start
+
     # --- what is agreed on, and what is not ---
 
     def agreed(self, model: nn.Module) -> Tensors:
@@ -163,6 +171,8 @@ class Local(Strategy):
         for name, tensor in tensors.items():
             if name.startswith("sent."):
                 fragment = int(name.removeprefix("sent."))
+                if not self.fits(fragment, tensor):  # of another number of fragments: it is lost
+                    continue
                 arrived: Future[Tensor] = Future()
                 arrived.set_result(tensors[f"difference.{fragment}"].to(self.mesh.device))
                 self.flights[fragment] = tensor.to(self.mesh.device), arrived

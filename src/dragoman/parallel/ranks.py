@@ -37,7 +37,9 @@ STOPPED_LOOKS = 40  # two seconds: a rank that stands still so long by a signal 
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STUCK_SECONDS = 30.0  # after which a rank that was killed and is still there is left to the kernel
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOST = 255  # exit code of all ranks whose fork server is gone; they may live on
 NURSERY = multiprocessing.get_context("forkserver")
 NURSERY.set_forkserver_preload(
     ["dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.stages", "dragoman.cli.tell"]
@@ -162,6 +164,8 @@ class Crew:
         self.handed_on = 0
         self.stopped: Counter[int] = Counter()  # by process: looks in a row at which it stood still
         self.reason_known = False  # a rank was killed, a host was lost: nobody's last words are waited for
+        self.killed: set[int] = set()  # ranks that were ended because others had failed
+        self.killed_at = float("inf")
 
     def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
@@ -191,13 +195,16 @@ class Crew:
 
     def look(self) -> Outcome | None:
         """How it ended, or None while it goes on. Ranks that lost another are ended after a while."""
-        for local, process in enumerate(self.processes):
-            rank, code = self.place.first + local, process.exitcode
+        codes = [process.exitcode for process in self.processes]  # once: one may end while we look
+        for rank, code in enumerate(codes, self.place.first):
             if code and rank not in dict(self.failed):
-                self.failed.append((rank, code))
-                self.reason_known |= code < 0
-                self.failed_at = min(self.failed_at, time.monotonic())
-        if self.alive():
+                self.note_failure(rank, code)
+        if None in codes:
+            if time.monotonic() - self.killed_at > STUCK_SECONDS:
+                stuck = self.place.first + codes.index(None)
+                return Outcome(
+                    1, f"dragoman: rank {stuck} cannot be ended; it hangs in the kernel (GPU, file system)", stuck
+                )
             self.count_stopped()
             if self.failed_at < float("inf") and self.had_time():
                 self.kill()
@@ -207,6 +214,15 @@ class Crew:
         outcome = self.verdict()
         self.files.cleanup()
         return outcome
+
+    def note_failure(self, rank: int, code: int) -> None:
+        if code == LOST:
+            code = -signal.SIGKILL
+            with suppress(ProcessLookupError):
+                os.kill(self.processes[rank - self.place.first].pid or 0, signal.SIGKILL)
+        self.failed.append((rank, code))
+        self.reason_known |= code < 0 and code != -signal.SIGABRT  # NCCL aborts ranks that lost another one
+        self.failed_at = min(self.failed_at, time.monotonic())
 
     def count_stopped(self) -> None:
         """A rank that was stopped for too long is ended: it will not go on by itself, and the others wait for it."""
@@ -221,17 +237,23 @@ class Crew:
         waited = time.monotonic() - self.failed_at
         if all(self.stopped[process.pid or 0] for process in self.alive()):
             return True
-        if self.handed_on == 1:
-            return waited > STOP_SECONDS
+        if self.handed_on > 1:
+            return waited > GRACE_SECONDS
         if any(saving_note(self.error_file(self.processes.index(process))).exists() for process in self.alive()):
             return waited > SAVE_SECONDS
-        return self.reason_known or waited > GRACE_SECONDS
+        return self.reason_known or waited > (STOP_SECONDS if self.handed_on else GRACE_SECONDS)
 
     def verdict(self) -> Outcome:
-        """A rank with something to say to the user comes before those that failed because it was gone."""
+        """A rank with something to say to the user comes before those that failed because it was gone, and so does one that
+        somebody else has killed."""
         if not self.failed:
             return Outcome()
-        rank, code = min(self.failed, key=lambda entry: entry[1] != 2)
+
+        def importance(entry: tuple[int, int]) -> tuple[bool, bool]:
+            rank, code = entry
+            return code != 2, code != -signal.SIGKILL or rank in self.killed
+
+        rank, code = min(self.failed, key=importance)
         line = read_error(self.error_file(rank - self.place.first))
         how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
         if self.stopped[self.processes[rank - self.place.first].pid or 0] >= STOPPED_LOOKS:
@@ -241,13 +263,15 @@ class Crew:
 
     def kill(self) -> None:
         for process in self.alive():
+            self.killed.add(self.place.first + self.processes.index(process))
+            self.killed_at = min(self.killed_at, time.monotonic())
             process.kill()
 
     def end(self) -> None:
         """Every process is gone when this returns."""
         self.kill()
         for process in self.processes:
-            process.join()
+            process.join(STUCK_SECONDS)
         self.files.cleanup()
 
 

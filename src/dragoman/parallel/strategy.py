@@ -162,6 +162,6 @@ class Strategy:
         kept = {
             name: tensor
             for name, tensor in tensors.items()
-            if name.startswith("residual.") and self.section.wire == "int8"
+            if name.startswith("residual.") and self.section.wire == "int8" and bool(tensor.isfinite().all())
         }
         self.residuals = {int(name.split(".")[1]): tensor.to(self.mesh.device) for name, tensor in kept.items()}

@@ -49,6 +49,7 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
         arrival = dist.all_to_all_single(received, packed, group=group, async_op=True)
         sent.append((received, packed, arrival))  # what is sent must not be given back before it is
         mine -= unpack(packed)
+        forgive(mine, packed)
     for mine, (received, _, arrival) in zip(pieces, sent, strict=True):
         arrival.wait()
         total = unpack(received).sum(dim=0, keepdim=True)
@@ -57,6 +58,7 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
         arrival = gather_whole(everything, result, group=group, async_op=True)
         gathered.append((everything, result, arrival))
         mine[rank] += (total - unpack(result))[0]  # the second rounding is owed too, by the rank that did it
+        forgive(mine[rank : rank + 1], result)
     start, each = 0, residual.numel() // ranks
     for everything, _, arrival in gathered:
         arrival.wait()
@@ -65,6 +67,13 @@ def sum_in_eight_bits(buffer: Tensor, group: dist.ProcessGroup | None, residual:
             place = buffer[number * each + start : number * each + start + row.numel()]
             place.copy_(row[: place.numel()])
         start += rows.shape[1]
+
+
+def forgive(owed: Tensor, packed: Tensor) -> None:
+    """Where a number was not finite nothing is owed: the step changes nothing, and the next one must not suffer from it."""
+    broken = ~scales_of(packed).isfinite()
+    if owed.is_cuda or broken.any():  # asking a GPU would wait for it
+        owed.view(owed.shape[0], -1, BLOCK).masked_fill_(broken.unsqueeze(2), 0.0)
 
 
 def pack(rows: Tensor) -> Tensor:
@@ -76,7 +85,13 @@ def pack(rows: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    count = packed.shape[1] * BLOCK // (BLOCK + 4)
-    scales = packed[:, count:].contiguous().view(torch.float32)
-    numbers = packed[:, :count].reshape(packed.shape[0], -1, BLOCK)
-    return (numbers * scales.unsqueeze(2)).flatten(1)
+    numbers = packed[:, : count_of(packed)].reshape(packed.shape[0], -1, BLOCK)
+    return (numbers * scales_of(packed).unsqueeze(2)).flatten(1)
+
+
+def count_of(packed: Tensor) -> int:
+    return packed.shape[1] * BLOCK // (BLOCK + 4)
+
+
+def scales_of(packed: Tensor) -> Tensor:
+    return packed[:, count_of(packed) :].contiguous().view(torch.float32)

@@ -101,6 +101,21 @@ def write(
     run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, generation: int
 ) -> int:
     """Write a checkpoint, whole or not at all, and only while the run is still ours; returns its bytes."""
+    try:
+        return write_whole(run, taken, description, vocabulary, generation)
+    finally:
+        drop_own(taken.own_files)
+
+
+def drop_own(files: list[Path]) -> None:
+    """Files of ranks that no checkpoint has taken; on a full disk they would be in the way of the next one."""
+    for folder in {own.parent for own in files}:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_whole(
+    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, generation: int
+) -> int:
     with runs.new_folder(run.checkpoint(taken.step)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
         model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
@@ -109,8 +124,6 @@ def write(
         runs.write_json(fresh / TRAINING, taken.numbers)
         for own in taken.own_files:
             own.replace(fresh / own.name)
-            if not any(own.parent.iterdir()):
-                own.parent.rmdir()
         facts = {"step": taken.step, "time": round(time.time(), 3), "generation": generation, "scores": taken.scores}
         written = runs.write_manifest(fresh, facts)
         owner.require(run, generation)

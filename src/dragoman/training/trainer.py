@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
 MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
 STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
+SAME_SECONDS = 1.0  # a stop that reaches a rank by two ways (the launcher, and a scheduler that tells everybody) is one
 STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
 
 
@@ -193,19 +195,19 @@ class Trainer:
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.first_of_host
-        try:
-            with (
-                sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
-                self.listening(),
-                self.watchdog.watching(),
-            ):
-                if self.first_of_host:
-                    self.data_check.start()
-                reason = self.loop()
-        finally:
-            self.writer.finish()
-        self.data_check.wait()
-        self.writer.finish_well()
+        with self.listening():  # until the last checkpoint is written
+            try:
+                with (
+                    sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
+                    self.watchdog.watching(),
+                ):
+                    if self.first_of_host:
+                        self.data_check.start()
+                    reason = self.loop()
+            finally:
+                self.writer.finish()
+            self.data_check.wait()
+            self.writer.finish_well()
         self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
         if self.metrics:
             self.put_down(self.metrics.close)
@@ -499,6 +501,7 @@ class Trainer:
             return
         # The one before waits for the check of the data: on a slow disk longer than the other ranks wait for this one.
         if not must and self.writer.busy and self.data_check.running:
+            checkpoint.drop_own(own)
             return
         self.writer.finish()  # of the one before: two copies at once would be too many
         step, validated = self.validated
@@ -559,14 +562,21 @@ class Trainer:
     def listening(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, within a few steps; a second one stops at once."""
 
+        since = float("inf")
+
         def ask(number: int, frame: FrameType | None) -> None:
+            nonlocal since
+            if self.stop_reason:
+                if time.monotonic() - since > SAME_SECONDS:
+                    signal.signal(number, signal.SIG_DFL)
+                    os.kill(os.getpid(), number)
+                return
+            since = time.monotonic()
             self.stop_reason = STOPS[signal.Signals(number)]
             self.progress(
                 "stopping", self.state.step, self.config.train.max_steps, "with a checkpoint; once more: at once"
             )
             log.warning("signal %d: stopping within %d steps", number, STOP_EVERY)
-            for name in previous:
-                signal.signal(name, signal.SIG_DFL)
 
         previous = {}
         try:

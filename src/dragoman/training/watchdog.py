@@ -24,6 +24,7 @@ STARTING_SECONDS = 1800.0  # for what was never seen before
 SHORTEST_START = 300.0  # seconds; the second start of a run may find no cache where the first did
 TIMES_LONGER = 20.0  # than usual: a step that takes this long hangs
 HISTORY = 50
+LAST_SECONDS = 10.0  # to write down where everybody stands
 
 
 class Watchdog:
@@ -82,6 +83,9 @@ class Watchdog:
                 self.give_up(silent)
 
     def give_up(self, silent: float) -> None:
+        last = threading.Timer(LAST_SECONDS, os._exit, (HUNG,))  # should the file system be what hangs
+        last.daemon = True
+        last.start()
         log.error("no sign of life for %.0f s in section %r; stacks are in %s", silent, self.where, self.stacks)
         self.stacks.parent.mkdir(parents=True, exist_ok=True)
         with self.stacks.open("a", encoding="utf-8") as file:
