@@ -3,7 +3,8 @@
     python bench/soak.py --minutes 30          # as root; about half as long again until the last line
 
 The number of steps is what an undisturbed run does in so many minutes. The run must end by itself with the weights of an
-undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time. A step computes for `--compute` seconds by
+undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time; the step time is that of the same run where nothing
+happened, checkpoints included, as a machine is not equally fast before and after. A step computes for `--compute` seconds by
 sleeping, as a host does that waits for its GPU, so that four ranks on a few cores do not fight for them; all else is real.
 """
 
@@ -130,9 +131,12 @@ def launch(lab: Lab, options: argparse.Namespace, folder: Path, name: str, steps
 
 
 def step_seconds(watched: Watched) -> float:
-    """Wall time of a step in a run that nothing happens to, checkpoints included."""
-    rows = runs.read_rows(watched.run.metrics)
-    return float((rows[-1]["time"] - rows[0]["time"]) / (rows[-1]["step"] - rows[0]["step"]))
+    """Wall time of a step where nothing happens, checkpoints included: between rows that took less than twice as long as usual."""
+    rows = [row for row in runs.read_rows(watched.run.metrics) if row["kind"] == "train"]
+    spans = [(later["time"] - row["time"], later["step"] - row["step"]) for row, later in pairwise(rows)]
+    usual = statistics.median(seconds / steps for seconds, steps in spans)
+    calm = [(seconds, steps) for seconds, steps in spans if seconds / steps < 2 * usual]
+    return float(sum(seconds for seconds, _ in calm) / sum(steps for _, steps in calm))
 
 
 def undisturbed_step(lab: Lab, options: argparse.Namespace, folder: Path) -> float:
@@ -197,7 +201,7 @@ def main() -> None:
         print(f"undisturbed: {step:.3f} s a step; {steps} steps", file=sys.stderr, flush=True)
         watched, chaos, began = disturbed(lab, options, folder, steps)
         ended = time.time()
-        wall = ended - began
+        wall, step = ended - began, step_seconds(watched)
         resumed = watched.events("resume")
         lost = [row["lost_steps"] for row in resumed]
         sound = all(runs.damage(path) is None for path in runs.checkpoint_folders(watched.run))
