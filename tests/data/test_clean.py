@@ -11,7 +11,8 @@ from dragoman import runs
 from dragoman.cli.stages import prepare
 from dragoman.config.schema import Clean
 from dragoman.data import clean
-from dragoman.errors import DataError, MissingExtra
+from dragoman.data.clean import wrong_language
+from dragoman.errors import ConfigError, DataError, MissingExtra
 
 
 def cleaned(pair, held_out=(), languages=("en", "de"), **keys):
@@ -106,6 +107,10 @@ def test_wrong_language():
     assert reason((english, german), language=True) is None
     assert reason((german, german + " Ja."), language=True) == "wrong language"
     assert reason(("Nein, danke.", "Das Haus"), language=True) is None  # too short to tell
+    foreign = wrong_language(("en_GB", "DE-at"))
+    assert (foreign(english, german), foreign(german, german)) == (None, "wrong language")
+    with pytest.raises(ConfigError, match='"tlh" is no language that the identifier knows'):
+        wrong_language(("en", "tlh"))
 
 
 def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):

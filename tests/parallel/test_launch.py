@@ -1,6 +1,7 @@
 """Launching: ranks on a Ray cluster learn what one process learns; a missing extra is answered with its pip line."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
+from dragoman.parallel.hosts import Fleet, Host
 
 SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
@@ -97,3 +99,19 @@ def test_ranks_end_with_their_launcher(prepared, tmp_path, number):
     if number == signal.SIGTERM:
         stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
         assert (stop["event"], stop["reason"]) == ("stop", "terminated")
+
+
+def test_a_host_that_falls_silent_is_given_up():
+    """TCP alone would wait for it for a quarter of an hour."""
+    fleet = Fleet.__new__(Fleet)
+    fleet.hosts = [Host("a", 1), Host("b", 1)]
+    for host, silent in zip(fleet.hosts, (1.0, 60.0), strict=True):
+        host.connect(["sleep", "600"], queue.Queue())
+        host.heard = time.monotonic() - silent
+    fleet.give_up_silent()
+    speaks, is_silent = fleet.hosts
+    assert is_silent.process.wait(10) == -signal.SIGKILL
+    assert "silent for 30 s" in is_silent.words
+    assert speaks.process.poll() is None
+    speaks.process.kill()
+    speaks.process.wait()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from made_runs import Gpu, Made, settling
 
 from dragoman.report import diagnose, load_run
 from dragoman.report.findings import findings
+from dragoman.report.learning_questions import has_diverged
 from dragoman.report.machine import waits
 from dragoman.report.render import render_markdown
 
@@ -158,6 +160,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "loss below its floor": ({**GPUS, "valid": settling(6.0, 1.2, 400)}, "compute", {}, ("the least that label smoothing allows",)),
     "no permission": ({"gpu": Gpu(active=None), "missing": ["power_watts: Insufficient Permissions"]}, "compute", {}, ("host0 does not tell everything",)),
     "no telemetry": ({**GPUS, "change": no_telemetry}, "compute", {4: "^Not recorded: telemetry has no sample"}, ()),
+    "sharded, nobody times its exchange": (
+        {**TWO, "hidden": 0.0, "overrides": ["parallel.strategy=fsdp", "train.tokens_per_gpu=4096"]}, "", {5: "^Cannot be told: with fsdp the exchange .*365.3 MB a step"}, (),
+    ),
     "no spans": ({**TWO, "change": no_spans}, "", {5: "^Cannot be told, exposed communication is not recorded", 11: "^Not recorded: "}, ()),
     "truncated files": ({**GPUS, "change": torn}, "compute", {1: "still running, or killed", 10: "^A step is"}, ()),
 }  # fmt: skip
@@ -223,3 +228,29 @@ def test_no_unit_is_ambiguous(name: str, tmp_path: Path) -> None:
 def test_the_docs_list_every_case() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in (*CASES, *RECORDED) if f"| {name} |" not in docs] == []
+
+
+def test_losses_of_single_batches_are_not_taken_for_a_divergence(tmp_path):
+    """As other tools log them: the lowest of thousands is far below the usual one by chance."""
+
+    def single(run: Made) -> None:
+        dice = random.Random(5)
+        for row in run.rows:
+            if row["kind"] == "train":
+                row["loss"] *= dice.lognormvariate(0.0, 0.3)
+        run.rows[-1]["loss"] = run.rows[-2]["loss"] = 3.2
+
+    folder = Made(tmp_path / "run", log_every=5, change=single, **GPUS).write()
+    losses = [row["loss"] for row in load_run(folder).train_rows]
+    assert min(losses[-3:]) > 1.3 * min(losses), "what was taken for a sign"
+    assert not has_diverged(load_run(folder))
+
+
+def test_lines_are_counted_once_however_they_are_cut(tmp_path):
+    def cut(run: Made) -> None:
+        train = run.data_facts["train"]
+        train |= {"text_pairs": train["pairs"], "pairs": 3 * train["pairs"], "variants": 3}
+
+    plain, cut_thrice = (Made(tmp_path / name, change=how, **GPUS).write() for name, how in (("a", None), ("b", cut)))
+    verdicts = [next(answer.verdict for answer in diagnose(each) if answer.number == 7) for each in (plain, cut_thrice)]
+    assert verdicts[0] == verdicts[1]

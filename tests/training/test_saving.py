@@ -10,6 +10,8 @@ from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import RunError
 from dragoman.training import checkpoint
+from dragoman.training.trainer import Trainer
+from dragoman.training.watchdog import Watchdog
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep_last=9", "train.max_steps=6")
 
@@ -32,6 +34,53 @@ def test_a_slow_disk_changes_nothing(prepared, tmp_path, monkeypatch):
     train(tiny_config(prepared.folder, tmp_path / "slow", *EVERY))
     assert files(tmp_path / "slow") == files(tmp_path / "quick")
     assert len(files(tmp_path / "slow")) == 6
+
+
+def test_a_disk_that_is_far_too_slow_costs_checkpoints_not_the_run(prepared, tmp_path, monkeypatch):
+    """Ranks would give up on one that waits for its disk; the last checkpoint is waited for all the same."""
+    written, hung = checkpoint.write, []
+    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(silent))
+
+    def slowly(*arguments):
+        time.sleep(4.0)
+        return written(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write", slowly)
+    config = tiny_config(prepared.folder, tmp_path / "run", *EVERY, "train.timeout_seconds=2")
+    assert train(config) == "max_steps"
+    run = runs.RunFolder(tmp_path / "run")
+    assert [runs.step_of(folder) for folder in runs.checkpoint_folders(run)] == [2, 6]
+    (failure,) = [row for row in runs.read_rows(run.events) if row["event"] == "checkpoint_failed"]
+    assert (failure["step"], "raise checkpoint.every" in failure["error"]) == (4, True)
+    assert not hung
+
+
+def test_a_validation_may_take_longer_than_a_step(prepared, tmp_path, monkeypatch):
+    """However many rows of metrics came before it: these are no validations of no length."""
+    usual, hung = Trainer.validate, []
+    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(silent))
+
+    def slowly(trainer):
+        time.sleep(4.0)
+        return usual(trainer)
+
+    monkeypatch.setattr(Trainer, "validate", slowly)
+    steps = ("train.max_steps=5", "train.log_every=1", "validation.every=5", "train.timeout_seconds=2")
+    assert train(tiny_config(prepared.folder, tmp_path / "run", *steps)) == "max_steps"
+    assert not hung
+
+
+def test_probes_on_a_full_disk_end_no_run(prepared, tmp_path, monkeypatch):
+    usual = runs.write_text
+
+    def full(path, text):
+        if path.parent.name == "translations":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        usual(path, text)
+
+    monkeypatch.setattr(runs, "write_text", full)
+    steps = ("train.max_steps=2", "validation.every=1", "validation.probes=2", "validation.bleu_sentences=4")
+    assert train(tiny_config(prepared.folder, tmp_path / "run", *steps)) == "max_steps"
 
 
 def failing(monkeypatch, steps):

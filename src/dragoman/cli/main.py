@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -15,6 +16,17 @@ from dragoman import __version__
 from dragoman.cli import bench, checkpoints, data, evaluating, explain, exports, hosts, reading, serving, translating
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
+
+# Errors of a file system or a network that may be gone at the next try.
+PASSING = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.EADDRINUSE,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.EHOSTUNREACH,
+}
 
 app = typer.Typer(
     name="dragoman",
@@ -174,8 +186,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         sys.exit(141)
-    except OSError as error:  # a full disk, a folder without permission
-        fail(f"dragoman: {error}", 2)
+    except OSError as error:  # a full disk, a folder without permission; a rank may be started again after what passes
+        fail(f"dragoman: {error}", 1 if "RANK" in os.environ and error.errno in PASSING else 2)
     except Exception:
         if "RANK" not in os.environ:
             raise

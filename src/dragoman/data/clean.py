@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from dragoman.config.schema import Clean
 from dragoman.data.corpus import Pair, RawPair, Text
-from dragoman.errors import DataError, require_extra
+from dragoman.errors import ConfigError, DataError, require_extra
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -180,12 +180,23 @@ def digits_differ(source: str, target: str) -> str | None:
     return "different digits" if found[0] != found[1] else None
 
 
+def code_of(language: str) -> str:
+    """de-AT, de_AT, DE -> de"""
+    return language.replace("_", "-").split("-")[0].lower()
+
+
 def wrong_language(languages: tuple[str, str]) -> Check:
     identifier = require_extra("py3langid.langid", "langid", "clean.language")
-    classify = identifier.LanguageIdentifier.from_model_file(identifier.MODEL_FILE).classify
+    loaded = identifier.LanguageIdentifier.from_model_file(identifier.MODEL_FILE)
+    codes = [code_of(language) for language in languages]
+    unknown = [code for code in codes if code not in loaded.nb_classes]
+    if unknown:
+        told = f'"{unknown[0]}" is no language that the identifier knows; write its code of two letters, or turn it off'
+        raise ConfigError([told], "clean.language")
+    classify = loaded.classify
 
     def foreign(*pair: str) -> str | None:
-        for text, language in zip(pair, languages, strict=True):
+        for text, language in zip(pair, codes, strict=True):
             if len(text) >= LANGUAGE_FROM_CHARACTERS and classify(text)[0] != language:
                 return "wrong language"
         return None
@@ -302,7 +313,7 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
     """What a configuration asks for, cheap filters first."""
     mending = {"broken encoding": (section.encoding, ENCODING), "HTML": (section.html, HTML)}
     repairs = {name: repair for name, (choice, repair) in mending.items() if choice == "repair"}
-    spaced = not UNSPACED & {language.replace("_", "-").split("-")[0] for language in languages}
+    spaced = not UNSPACED & {code_of(language) for language in languages}
     characters, words = section.max_characters, section.max_words
     word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
     filters: list[tuple[object, str, Filter]] = [

@@ -5,6 +5,7 @@ Also keeps the translations of a few fixed probe sentences, to be read over time
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from dragoman import runs
@@ -16,6 +17,8 @@ from dragoman.parallel.reduce import from_main, gather
 from dragoman.training.trainer import Moment
 from dragoman.translate.torch_engine import TorchEngine
 from dragoman.translate.translator import Translator
+
+log = logging.getLogger(__name__)
 
 
 class BleuTask:
@@ -56,4 +59,8 @@ class BleuTask:
             f"source       {source}\nreference    {reference}\ntranslation  {translation}\n"
             for (source, reference), translation in zip(self.probes, translations, strict=True)
         ]
-        runs.write_text(moment.run.translations / f"{runs.step_name(moment.step)}.txt", "\n".join(blocks))
+        path = moment.run.translations / f"{runs.step_name(moment.step)}.txt"
+        try:
+            runs.write_text(path, "\n".join(blocks))
+        except OSError as error:  # a full disk ends no run
+            log.warning("%s could not be written (%s); training goes on", path, error)

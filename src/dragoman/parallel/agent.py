@@ -3,7 +3,7 @@ runs another one elsewhere. It does what it is asked, line by line, and when the
 
 request   {"ask": 3, "do": "look", ...}               on standard input
 answer    @dragoman {"ask": 3, ...}                   on standard output; what a login shell says beside it has no such mark
-message   @dragoman {"rank": 1, "line": "..."}        while ranks run; {"ended": 0, ...} when they are done
+message   @dragoman {"rank": 1, "line": "..."}        while ranks run; {"ended": 0, ...} when they are done; {"alive": true} when beaten
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Agent:
             return False
         if "ask" in request:
             self.answer(request)
+        else:
+            self.say({"alive": True})
         return True
 
     def answer(self, request: Message) -> None:

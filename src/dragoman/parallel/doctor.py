@@ -97,6 +97,8 @@ def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
         yield Finding("stop", f"host {host.name}: {has}, for {host.ranks} processes", f"start at most {room} there")
     else:
         yield Finding("ok", f"host {host.name}: {has}, for {host.ranks} processes")
+    if "disk" not in facts:  # its configuration could not be read: that is told elsewhere
+        return
     disk = facts["disk"]
     told = f"host {host.name}: {disk['free_bytes'] / 1e9:.1f} GB free where run.folder is, written at {disk['bytes_per_s'] / 1e6:.0f} MB/s"
     needed = DISK_BYTES + 4 * checkpoint_bytes

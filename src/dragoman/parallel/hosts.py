@@ -29,6 +29,7 @@ from dragoman.parallel.ranks import Place
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
 ANSWER_SECONDS = 25.0
 BEAT_SECONDS = 5.0  # between two signs of life to the agents
+SILENCE_SECONDS = 30.0  # without an answer to them: it is gone
 RETURN_SECONDS = 60.0  # for a host that is started again to be reachable
 RETRY_SECONDS = 0.5
 START_SECONDS = 120.0  # for ranks to begin: torch may come from a cold network disk
@@ -74,6 +75,7 @@ class Host:
     port: int = 0  # at which it listens while hosts meet
     ended: Message | None = None
     lost: bool = False
+    heard: float = 0.0  # when it said something last
 
     def connect(self, command: list[str], inbox: queue.Queue[tuple[Host, Message]]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -93,9 +95,10 @@ class Host:
                     self.words.append(line.strip())
                     continue
                 message = json.loads(line.removeprefix(MARK))
+                self.heard = time.monotonic()
                 if "ask" in message:
                     self.answers[message["ask"]].put(message)
-                else:
+                elif "alive" not in message:
                     inbox.put((self, message))
         except ValueError:  # a line that was cut in the middle is the last one
             pass
@@ -331,6 +334,8 @@ class Fleet:
         shared: dict[str, Any] = {"arguments": arguments, "environment": environment, "attempt": attempt}
         self.running = attempt
         self.each(lambda host: host.ask("start", START_SECONDS, place=asdict(starting[host.name]), **shared))
+        for host in self.hosts:
+            host.heard = time.monotonic()
 
     def watch(self) -> tuple[int, str]:
         """Until all hosts have ended; returns the exit code and the line of whoever failed."""
@@ -341,6 +346,7 @@ class Fleet:
                 handed_on += 1
                 self.tell("signal", number=number)
             self.beat()
+            self.give_up_silent()
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
                 failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
@@ -356,6 +362,14 @@ class Fleet:
             self.beaten = time.monotonic()
             for host in self.hosts:
                 host.send({"do": "beat"})
+
+    def give_up_silent(self) -> None:
+        """A host that lost its power says no goodbye, and TCP would wait for it for a quarter of an hour."""
+        for host in self.hosts:
+            if host.ended is None and time.monotonic() - host.heard > SILENCE_SECONDS:
+                host.words.append(f"silent for {SILENCE_SECONDS:.0f} s")
+                host.heard = time.monotonic()
+                host.process.kill()
 
     def tell(self, do: str, **details: Any) -> None:
         """Without waiting for an answer: a host may be gone."""

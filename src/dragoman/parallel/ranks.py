@@ -245,13 +245,14 @@ class Crew:
 
     def verdict(self) -> Outcome:
         """A rank with something to say to the user comes before those that failed because it was gone, and so does one that
-        somebody else has killed."""
+        somebody else has killed; among equals whoever wrote its error down first."""
         if not self.failed:
             return Outcome()
 
-        def importance(entry: tuple[int, int]) -> tuple[bool, bool]:
+        def importance(entry: tuple[int, int]) -> tuple[bool, bool, float]:
             rank, code = entry
-            return code != 2, code != -signal.SIGKILL or rank in self.killed
+            told = written_at(self.error_file(rank - self.place.first))
+            return code != 2, code != -signal.SIGKILL or rank in self.killed, told
 
         rank, code = min(self.failed, key=importance)
         line = read_error(self.error_file(rank - self.place.first))
@@ -293,6 +294,13 @@ def read_error(path: Path) -> str:
         return str(json.loads(path.read_text(encoding="utf-8"))["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return float("inf")
 
 
 def saving_note(error_file: Path) -> Path:

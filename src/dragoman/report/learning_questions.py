@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from dragoman.report.read import NotRecorded, RunRecord, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
 
+SMOOTHED_ROWS = 20  # of metrics: their median is a level, not chance
 FURTHER = 1.1  # ask what the next 10 % of steps would bring
 ENOUGH_BLEU, ENOUGH_LOSS = 0.1, 0.004  # BLEU points and nats: less than this is no reason to go on
 FEWEST = 4  # validations that a trend is read from
@@ -121,7 +123,13 @@ def has_diverged(record: RunRecord) -> bool:
     _, losses = series(record.train_rows, "loss")
     tail = losses[-3:]
     broken = any(type(row.get("loss")) is float and not math.isfinite(row["loss"]) for row in record.train_rows[-3:])
-    return stop_reason(record) == "diverged" or broken or (len(losses) > 10 and min(tail) > 1.3 * min(losses))
+    return stop_reason(record) == "diverged" or broken or (len(losses) > 10 and min(tail) > 1.3 * lowest_level(losses))
+
+
+def lowest_level(losses: list[float]) -> float:
+    """The lowest running median: other tools log the loss of single batches, and one of thousands is low by chance."""
+    width = min(SMOOTHED_ROWS, len(losses) // 3)
+    return min(statistics.median(losses[at : at + width]) for at in range(len(losses) - width + 1))
 
 
 def state_evidence(record: RunRecord) -> Evidence:

@@ -144,6 +144,9 @@ def bound_evidence(record: RunRecord) -> Evidence:
         return [("Where the time of a step went", units.NOT_RECORDED)]
 
 
+UNTIMED = ("fsdp", "hybrid")  # strategies whose exchange nobody times
+
+
 def network(record: RunRecord) -> Answer:
     """Bytes of every host's interfaces at the edges of the windows of metrics, everybody's traffic included. Predicted: a ring over N
     ranks sends 2 (N-1)/N times the gradients out of every host. Exposed: time after the end of the backward pass, when only the
@@ -165,7 +168,10 @@ def network(record: RunRecord) -> Answer:
     said = (
         "Yes, the network was the bottleneck" if waits.bound == "network" else "No, the network was not the bottleneck"
     )
-    verdict = f"{said}: {verdict}; {bound_words(waits)}."
+    strategy = record.config.parallel.strategy if record.config else "ddp"
+    if strategy in UNTIMED:
+        said = f"Cannot be told: with {strategy} the exchange is part of both passes and is not timed by itself"
+    verdict = f"{said}: {verdict}; {bound_words(waits)}." if strategy not in UNTIMED else f"{said}; {verdict}."
     if waits.bound == "network" and spent and (busiest.link_mbit or 0) * 1e6 > 16 * busiest.sent_per_step / spent:
         carried = units.bit_rate(busiest.sent_per_step / spent)
         verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."

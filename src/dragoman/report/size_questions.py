@@ -12,9 +12,10 @@ from dragoman.runs import Row
 
 def training_set(record: RunRecord) -> Answer:
     """Counts are those of the manifest of the prepared data (data.json): UTF-8 bytes of the cleaned text, line ends
-    included; MB = 10^6 bytes. Epochs are the pairs of the last row of metrics.jsonl over the pairs of the set."""
+    included; MB = 10^6 bytes. Epochs are the pairs of the last row of metrics.jsonl over the lines of the set."""
     train = section(record.data, "train")
     pairs, source, target = (number(train, key) for key in ("pairs", "source_bytes", "target_bytes"))
+    pairs = number(train, "text_pairs") or pairs  # a line that is cut in several ways is one line
     if pairs is None or source is None or target is None:
         raise record.lacks("data.json", "does not give the pairs and bytes of the training set")
     seen = number(record.last_row, "pairs")

@@ -162,9 +162,11 @@ class Writer:
     def busy(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
 
-    def finish(self) -> None:
+    def finish(self, seconds: float | None = None) -> bool:
+        """Waits so long; whether nothing is being written any more."""
         if self.thread:
-            self.thread.join()
+            self.thread.join(seconds)
+        return not self.busy
 
     def finish_well(self) -> None:
         self.finish()

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
 MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
+MOST_WAITS = 60  # quarters of train.timeout_seconds that the last checkpoint waits for the one before
 STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
 SAME_SECONDS = 1.0  # a stop that reaches a rank by two ways (the launcher, and a scheduler that tells everybody) is one
 STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
@@ -241,6 +242,7 @@ class Trainer:
     def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
         train, state = self.config.train, self.state
         window = Window(self.mesh, train.clip_norm)
+        timed: list[tuple[float, float]] = []  # the exchange that was timed last
         while not self.done:
             window.clock.mark("other")
             asked = time.perf_counter()
@@ -266,8 +268,12 @@ class Trainer:
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
             if state.step % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
                 window.exchanges.append(spent)
+                timed = [spent]
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
+                window.exchanges = (
+                    window.exchanges or timed
+                )  # a short window may have no timed step: it is not without exchange
                 reason = self.look_back(window.close(), rate, stopping)
                 if reason:
                     return reason
@@ -357,8 +363,14 @@ class Trainer:
         """In words, with a value that fits now."""
         self.state.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        used, fitting = (rows * self.packing.width for rows in (self.share.rows_per_micro_batch, self.rows_that_fit()))
-        remedy = f"train.tokens_per_gpu={fitting} fits" if fitting else "not even one row fits: choose a smaller model"
+        used = self.share.rows_per_micro_batch * self.packing.width
+        if isinstance(self.strategy, Sharded):  # trying what fits would have ranks wait for each other
+            remedy = f"try train.tokens_per_gpu={max(self.packing.width, used // 2)}"
+        else:
+            fitting = self.rows_that_fit() * self.packing.width
+            remedy = (
+                f"train.tokens_per_gpu={fitting} fits" if fitting else "not even one row fits: choose a smaller model"
+            )
         return TrainingError(
             f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {used}; {remedy}. "
             f"Checkpoints are in {self.folder.checkpoints}"
@@ -429,8 +441,10 @@ class Trainer:
         validation, keeping = self.config.validation, self.config.checkpoint
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
             self.check_replicas()
-        with self.watchdog.section("validation"):
-            improved = self.validate() if self.due(validation.every) else False
+        improved = False
+        if self.due(validation.every):
+            with self.watchdog.section("validation"):
+                improved = self.validate()
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
@@ -503,7 +517,11 @@ class Trainer:
         if not must and self.writer.busy and self.data_check.running:
             checkpoint.drop_own(own)
             return
-        self.writer.finish()  # of the one before: two copies at once would be too many
+        if not self.before_is_written(must=must):  # two copies at once would be too many
+            checkpoint.drop_own(own)
+            slow = RunError("the one before is still being written; raise checkpoint.every, or use a faster disk")
+            self.saving_failed(state.step, slow)
+            return
         step, validated = self.validated
         scores = validated if step == self.state.step else {}
         numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
@@ -519,6 +537,14 @@ class Trainer:
             self.event("checkpoint", taken.step, seconds=stalled, write_seconds=spent, bytes=written)
 
         self.writer.start(write, partial(self.saving_failed, taken.step))
+
+    def before_is_written(self, *, must: bool) -> bool:
+        """A slow disk is no hang: it is waited for, but not so long that the other ranks, who wait too, give up."""
+        for _ in range(MOST_WAITS if must else 1):
+            if self.writer.finish(self.config.train.timeout_seconds / 4):
+                return True
+            self.watchdog.since = time.monotonic()
+        return False
 
     def own_files(self) -> list[Path]:
         """What ranks have for themselves they write themselves, before the rest is written. Every rank must reach this line."""
