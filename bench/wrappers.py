@@ -21,15 +21,14 @@ from torch import nn
 
 from dragoman import __version__, runs
 from dragoman.benchmark.sentences import opened
-from dragoman.benchmark.step import on_device, synchronize
+from dragoman.benchmark.step import on_device, one_update, synchronize
 from dragoman.benchmark.train import changed
 from dragoman.config import Config, load_config
 from dragoman.data.loader import Step
 from dragoman.parallel.mesh import Mesh, joined
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
-from dragoman.training import optim, trainer
-from dragoman.training.step import update
+from dragoman.training import trainer
 
 
 class AlwaysDDP(Strategy):
@@ -57,12 +56,7 @@ class Contender:
         self.batches = cycle(on_device(self.trainer))
 
     def take(self, count: int) -> list[tuple[torch.Tensor, Step]]:
-        own, found = self.trainer, []
-        for step in islice(self.batches, count):
-            optim.set_rate(own.state.optimizer, own.rate(own.state.step))
-            how = (own.strategy, own.config.train, own.arithmetic, own.config.run.seed)
-            found.append((update(own.state, self.wrapped, step, *how)[0], step))
-        return found
+        return [(one_update(self.trainer, self.wrapped, step), step) for step in islice(self.batches, count)]
 
     def losses(self, count: int) -> list[float]:
         return [float(loss) / step.target_tokens for loss, step in self.take(count)]

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import cycle, islice
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dragoman import __version__, runs
 from dragoman.benchmark import figures, kernels
@@ -32,11 +32,17 @@ PROFILED_STEPS = 3
 
 def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
     """One update of the trainer; its clock has marks between the phases."""
-    state, clock = trainer.state, Clock(trainer.mesh.device)
+    clock = Clock(trainer.mesh.device)
+    one_update(trainer, wrapped, step, clock)
+    return clock
+
+
+def one_update(trainer: Trainer, wrapped: nn.Module, step: Step, clock: Clock | None = None) -> Tensor:
+    """As the trainer does it; returns the loss sum, still on the device."""
+    state = trainer.state
     optim.set_rate(state.optimizer, trainer.rate(state.step))
     how = (trainer.strategy, trainer.config.train, trainer.arithmetic, trainer.config.run.seed, clock)
-    update(state, wrapped, step, *how)
-    return clock
+    return update(state, wrapped, step, *how)[0]
 
 
 def measure_step(

@@ -30,6 +30,7 @@ Cut = tuple[
 ]  # ids end to end, each text closed with the end mark; its ids
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
+NEVER_WRITTEN = (PAD, BOS)  # marks that no translation holds
 VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 CHUNK = 5_000  # texts that are cut together

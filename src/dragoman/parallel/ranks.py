@@ -310,17 +310,17 @@ def saving_note(error_file: Path) -> Path:
 @contextmanager
 def saving() -> Iterator[None]:
     """The launcher lets a rank finish what it does in here, though another one has failed."""
-    path = os.environ.get(ERROR_FILE) if LAUNCHED in os.environ else None
-    note = saving_note(Path(path)) if path else None
+    if LAUNCHED not in os.environ or ERROR_FILE not in os.environ:
+        yield
+        return
+    note = saving_note(Path(os.environ[ERROR_FILE]))
     with suppress(OSError):
-        if note:
-            note.touch()
+        note.touch()
     try:
         yield
     finally:
         with suppress(OSError):
-            if note:
-                note.unlink()
+            note.unlink()
 
 
 def report_error(line: str) -> None:

@@ -165,13 +165,12 @@ def network(record: RunRecord) -> Answer:
     predicted, spent = machine.predicted_per_host(record), spent_communicating(record)
     verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
     verdict += f", {units.percent(busiest.link_share)} of its link" if busiest.link_share is not None else ""
-    said = (
-        "Yes, the network was the bottleneck" if waits.bound == "network" else "No, the network was not the bottleneck"
-    )
     strategy = record.config.parallel.strategy if record.config else "ddp"
     if strategy in UNTIMED:
-        said = f"Cannot be told: with {strategy} the exchange is part of both passes and is not timed by itself"
-    verdict = f"{said}: {verdict}; {bound_words(waits)}." if strategy not in UNTIMED else f"{said}; {verdict}."
+        verdict = f"Cannot be told: with {strategy} the exchange is part of both passes and is not timed by itself; {verdict}."
+    else:
+        was = "Yes, the network was" if waits.bound == "network" else "No, the network was not"
+        verdict = f"{was} the bottleneck: {verdict}; {bound_words(waits)}."
     if waits.bound == "network" and spent and (busiest.link_mbit or 0) * 1e6 > 16 * busiest.sent_per_step / spent:
         carried = units.bit_rate(busiest.sent_per_step / spent)
         verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."

@@ -271,9 +271,8 @@ class Trainer:
                 timed = [spent]
             stopping = self.asked_to_stop()
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
-                window.exchanges = (
-                    window.exchanges or timed
-                )  # a short window may have no timed step: it is not without exchange
+                # A short window may have no timed step: it is not without exchange.
+                window.exchanges = window.exchanges or timed
                 reason = self.look_back(window.close(), rate, stopping)
                 if reason:
                     return reason

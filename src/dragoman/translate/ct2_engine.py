@@ -7,11 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.subwords import BOS, PAD, Vocabulary
+from dragoman.data.subwords import NEVER_WRITTEN, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
 from dragoman.translate.request import Hypothesis, Request
 
-MARKS = (PAD, BOS)
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
 
 
@@ -59,18 +58,13 @@ class CTranslate2Engine:
             for index, hypotheses in enumerate(found):  # CTranslate2 has one limit for all, ours is a sentence's own
                 limit = request.most_ids(sources[index], prefixes[index])
                 if len(sources) > 1 and any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
-                    found[index] = self.search_one(sources[index], prefixes[index], request)
+                    found[index] = self.search_batch([sources[index]], [prefixes[index]], request)[0]
             return found
         # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
         return [
-            self.search_one(source, prefix, request, attention=True)
+            self.search_batch([source], [prefix], request, attention=True)[0]
             for source, prefix in zip(sources, prefixes, strict=True)
         ]
-
-    def search_one(
-        self, source: list[int], prefix: list[int], request: Request, *, attention: bool = False
-    ) -> list[Hypothesis]:
-        return self.search_batch([source], [prefix], request, attention=attention)[0]
 
     def begin_to_draw(self, seed: int) -> None:
         """The same seed draws the same in every process. Within one it cannot be set back: the library's threads have read it."""
@@ -104,10 +98,10 @@ class CTranslate2Engine:
         )
         found = [self.hypotheses(result, request) for result in results]
         if without is None and any(
-            number in MARKS for hypotheses in found for each in hypotheses for number in each.ids
+            number in NEVER_WRITTEN for hypotheses in found for each in hypotheses for number in each.ids
         ):
             # A search in torch never takes these. Here forbidding them changes all scores a little, so it is done where they come.
-            never = [[self.pieces[mark]] for mark in MARKS]
+            never = [[self.pieces[mark]] for mark in NEVER_WRITTEN]
             return self.search_batch(sources, prefixes, request, attention=attention, without=never)
         return found
 

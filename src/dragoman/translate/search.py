@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from dragoman.data.subwords import BOS, EOS, PAD
+from dragoman.data.subwords import BOS, EOS, NEVER_WRITTEN
 from dragoman.model import ops
 from dragoman.model.transformer import Cache, Transformer
 from dragoman.translate.request import Request
@@ -120,7 +120,7 @@ def candidates(logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request
     vocabulary = logits_BKV.shape[-1]
     # Twice the beam: even if half of them end, enough are left. Groups may each take away as many again.
     count = min(vocabulary - 2, 2 * request.width + (request.beam if request.groups > 1 else 0))
-    normalizer_BK, value_BKC, id_BKC = ops.best_of(logits_BKV, count, (PAD, BOS))
+    normalizer_BK, value_BKC, id_BKC = ops.best_of(logits_BKV, count, NEVER_WRITTEN)
     if request.sample:
         value_BKC, id_BKC = drawn(logits_BKV, normalizer_BK, request, count)
     is_forced = (forced_B >= 0)[:, None, None]
@@ -135,7 +135,7 @@ def candidates(logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request
 def drawn(logits_BKV: Tensor, normalizer_BK: Tensor, request: Request, count: int) -> tuple[Tensor, Tensor]:
     """One id at random as the only candidate, with its log-probability before temperature and limits."""
     scores = logits_BKV.float()
-    scores[..., [PAD, BOS]] = NEVER
+    scores[..., list(NEVER_WRITTEN)] = NEVER
     scores = scores / request.temperature
     if request.top_k:
         least = scores.topk(min(request.top_k, scores.shape[-1]), dim=-1).values[..., -1:]
