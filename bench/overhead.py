@@ -56,7 +56,7 @@ def main() -> None:
             changed(config, run={"folder": str(folder / "run")}), data, mesh, [], __version__, runs.silent
         )
         trainer.begin(resume=False)
-        wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
+        wrapped = trainer.wrapped()
         time_exchanges(wrapped)
         source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
         with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:

@@ -54,7 +54,7 @@ def measure_step(
         trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
         trainer.begin(resume=False)  # finds out how many rows fit
         figures.forget_peak_memory(mesh.device)
-        wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
+        wrapped = trainer.wrapped()
         batches = cycle(on_device(trainer))
         for step in islice(batches, warmup):
             timed_update(trainer, wrapped, step)

@@ -235,6 +235,9 @@ class Train(Section):
     matrices in 8 bits. Weights and moments stay in fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. `auto`: on a GPU only."""
+    cuda_graphs: bool = True
+    """With one GPU, a compiled model and memory to spare: play recorded steps, which start at once, instead of starting their
+    kernels one by one. Small models are several times faster; the numbers are the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. `auto`: on GPUs when there are any."""
     log_every: Positive = 100

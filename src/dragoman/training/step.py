@@ -14,6 +14,7 @@ from dragoman.data.loader import Step
 from dragoman.parallel.reduce import uncut
 from dragoman.parallel.strategy import Strategy
 from dragoman.training.precision import Arithmetic
+from dragoman.training.recorded import Recorded
 from dragoman.training.spans import Clock
 from dragoman.training.state import TrainState
 
@@ -43,11 +44,12 @@ def update(
             # Gradients are averaged over ranks, hence `world`; the tokens are those of all ranks.
             state.scaler.scale(loss * (mesh.world / step.target_tokens)).backward()
             loss_sum += loss.detach()
+            del loss  # or its graph, and what that holds, lives on during the next forward pass
             clock.mark("backward")
     state.scaler.unscale_(state.optimizer)
     norm = clip(state.model, train.clip_norm)
     apply(state, norm)
-    state.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.zero_grad(set_to_none=not isinstance(wrapped, Recorded))
     state.step += 1
     if state.average:
         state.average.follow(state.step)

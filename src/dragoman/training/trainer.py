@@ -42,6 +42,7 @@ from dragoman.training import checkpoint, facts, fault, memory, optim, owner, st
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
 from dragoman.training.precision import arithmetic_of, resolve
+from dragoman.training.recorded import Recorded
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 from dragoman.training.straggler import Lookout, Straggler
@@ -219,7 +220,7 @@ class Trainer:
     def loop(self) -> str:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
         state = self.state
-        wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
+        wrapped = self.wrapped()
         time_exchanges(wrapped)
         self.strategy.settle(partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
@@ -230,6 +231,14 @@ class Trainer:
                 return self.take_steps(stream, wrapped)
         finally:
             gc.unfreeze()
+
+    def wrapped(self) -> nn.Module:
+        """The objective as it learns: for all ranks, compiled, recorded."""
+        wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
+        alone = self.mesh.world == 1 and self.mesh.device.type == "cuda"
+        if alone and self.compiled and self.config.train.cuda_graphs:
+            return Recorded(wrapped, self.mesh.device).train()
+        return wrapped
 
     def pass_for_nothing(self, wrapped: nn.Module) -> None:
         """Forward and backward over empty rows."""
