@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dragoman.errors import DragomanError, RunError, Unfinished
+from dragoman.errors import DragomanError, RunError
 
 log = logging.getLogger(__name__)
 
@@ -240,19 +240,18 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def kept_folder(path: Path, key: str, *stages: str) -> Iterator[Path]:
-    """Like new_folder, under the one name `<path>.partial`, and what is in it outlives an interruption: the next call with
-    the same key finds it again. What another key left there is removed, but for these stages, whose names say all that they
-    depend on; and so is everything after a user's mistake."""
+    """Like new_folder, under the one name `<path>.partial`, and what is in it outlives an interruption or an error: the next
+    call with the same key finds it again. What another key left there is removed, but for these stages, whose names say all
+    that they depend on."""
     path = replaceable(path)
     partial = path.with_name(f"{path.name}.partial")
     with locked(partial):
         claim(partial, key, *stages)
         try:
             yield partial
-        except Unfinished:
-            raise
         except DragomanError:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not any(path.is_file() and not path.name.startswith(".") for path in partial.rglob("*")):
+                shutil.rmtree(partial, ignore_errors=True)
             raise
         settle(partial, path)
         (path / KEY).unlink()

@@ -134,7 +134,7 @@ def test_the_mark_for_endless_lines_is_dropped_for_its_length():
     ],
     ids=["random", "zeros", "zeros after text", "zeros later", "cut gz", "longer side", "50 MB line", "unreadable"],
 )
-def test_bad_files_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, part, content, words):
+def test_bad_files_are_one_line_and_exit_code_2_and_nothing_is_half_written(tmp_path, part, content, words):
     folder = write_corpus(tmp_path)
     name = f"bad.{'gz' if content and content[:2] == GZIP else 'en'}"
     (folder / name).write_bytes(content or TEXT)
@@ -149,7 +149,9 @@ def test_bad_files_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path,
     assert result.exception.exit_code == 2
     assert re.search(words, str(result.exception))
     assert "\n" not in str(result.exception)
-    assert sorted(path.name for path in folder.glob("out*")) == []
+    assert not (folder / "out").exists()
+    left = {path.name for path in folder.glob("out.partial/**/*") if path.is_file()}
+    assert left <= {".key", "valid-00000.arrow", "valid-00000.json"}, "only what was finished"
 
 
 def test_a_bad_validation_file_is_found_before_the_work_begins(tmp_path):

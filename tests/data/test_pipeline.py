@@ -235,9 +235,49 @@ def test_a_full_disk_is_one_line_and_finished_shards_stay(corpus, kilobytes):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_mistake_of_the_user_leaves_nothing(corpus):
-    with pytest.raises(DataError, match="vocab_size"):
+def stages_of(config, **options):
+    told = set()
+    prepare(config, "test", progress=lambda stage, *_: told.add(stage), **options)
+    return told
+
+
+def test_a_mistake_in_a_later_stage_keeps_the_shards_of_those_before(corpus):
+    """Hours of cleaning are not lost to a wrong number in the run file."""
+    with pytest.raises(DataError, match=r"vocab_size.*8 finished shards are kept in .*out\.partial"):
         prepare(config_for(corpus, SHARDS, "subwords.vocab_size=30000"), "test", workers=2)
+    assert not (corpus / "out").exists()
+    assert "cleaning train" not in stages_of(config_for(corpus, SHARDS), workers=2)
+    assert PreparedData(corpus / "out").manifest == expected(corpus)
+
+
+def test_a_disk_that_could_not_be_read_costs_no_finished_shard(corpus, monkeypatch):
+    """The corpus is the same when it can be read again, and so are the shards."""
+    config = config_for(corpus, SHARDS)
+    read = sys.modules["dragoman.data.prepare"].read_pairs
+
+    def failing(spec):
+        for number, pair in enumerate(read(spec)):
+            if number == 130 and spec.name == "train":
+                raise DataError("train.en: cannot be read (Input/output error)")
+            yield pair
+
+    monkeypatch.setattr("dragoman.data.prepare.read_pairs", failing)
+    with pytest.raises(DataError, match=r"Input/output error.*3 finished shards are kept"):
+        prepare(config, "test", workers=1)
+    monkeypatch.undo()
+    before = {path.name: path.stat().st_mtime_ns for path in (corpus / "out.partial").glob("cleaned-*/train-*.arrow")}
+    assert len(before) == 3
+    data = prepare(config, "test", workers=1)
+    after = {path.name: path.stat().st_mtime_ns for path in data.folder.glob("cleaned-*/train-*.arrow")}
+    assert before.items() <= after.items()
+    assert data.manifest == expected(corpus)
+
+
+def test_where_nothing_was_finished_nothing_is_left(corpus):
+    (corpus / "valid.de").write_text("one\n\n", encoding="utf-8")
+    (corpus / "valid.en").write_text("one\ntwo\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2: empty side"):
+        prepare(config_for(corpus, SHARDS), "test", workers=2)
     assert not list(corpus.glob("out*"))
 
 

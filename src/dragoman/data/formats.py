@@ -70,8 +70,8 @@ def aligned(
 
 def unequal(source: Path, source_count: int, target: Path, target_count: int, unit: str) -> DataError:
     return DataError(
-        f"{source} has {source_count:,} {unit} and {target} has {target_count:,}: the sides must be aligned one to one. "
-        "Nothing was written; find what is missing or take the corpus again from its origin"
+        f"{source} has {source_count:,} {unit} and {target} has {target_count:,}: the sides must be aligned one to one; "
+        "find what is missing or take the corpus again from its origin"
     )
 
 

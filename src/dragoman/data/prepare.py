@@ -173,6 +173,10 @@ class Preparation:
             raise Unfinished(
                 f"{what}. Start again: finished shards are kept in {self.folder} and are not done twice"
             ) from None
+        except DataError as error:
+            if not (kept := len(cleaned_before(self.cleaned))):
+                raise
+            raise DataError(f"{error}. {kept} finished shards are kept in {self.folder}") from None
 
     def fill(self) -> dict[str, Any]:
         data = self.config.data
