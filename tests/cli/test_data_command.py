@@ -62,6 +62,11 @@ def test_inspect_shows_text_and_writes_a_page(tmp_path):
     assert "█" in result.stdout
     assert "anderer" in result.stdout
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    (tmp_path / "rows.txt").write_text('{"q": "a cat", "a": "eine Katze"}\n', encoding="utf-8")
+    rows = dragoman("data", "inspect", "rows.txt", "--format", "jsonl", "--keys", "q", "a", cwd=tmp_path)
+    assert "target" in rows.stdout
+    refused = dragoman("data", "inspect", "rows.txt", "--format", "xlsx", check=False, cwd=tmp_path)
+    assert "data.format" in refused.stderr
     wrong = dragoman("data", "inspect", "a.en", check=False, cwd=tmp_path)
     assert wrong.returncode == 2
     assert len(wrong.stderr.strip().splitlines()) == 1

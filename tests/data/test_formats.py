@@ -119,6 +119,17 @@ def test_the_format_can_be_said(tmp_path):
         held_out(Data(valid_source="c.en"), "valid")
 
 
+def test_the_format_of_held_out_sets_can_be_said_too(tmp_path):
+    """For one file that holds both sides; two files beside it stay what they are."""
+    tsv = write(tmp_path / "v.txt", CONTENTS["tsv"])
+    rows = write(tmp_path / "t.jsonl", '{"src": "a", "tgt": "b"}')
+    data = Data(train_source=tsv, train_target=tsv, valid_source=tsv, format="tsv", test_source=rows)
+    assert list(read_pairs(held_out(data, "valid"))) == RAW
+    assert next(read_pairs(held_out(data, "train"))) == (CONTENTS["tsv"].splitlines()[0].encode(),) * 2
+    data = Data(test_source=rows, source_key="src", target_key="tgt")
+    assert list(read_pairs(held_out(data, "test"))) == [(b"a", b"b")]
+
+
 def test_json_keys_of_other_people(tmp_path):
     rows = [{"translation": {"de": target, "en": source}} for source, target in PAIRS]
     path = write(tmp_path / "hf.jsonl", "\n".join(map(json.dumps, rows)))

@@ -4,10 +4,15 @@ import json
 import random
 import re
 import shutil
+import zipfile
 
 import pytest
+from support import config_for, sentences, write_corpus
 
+from dragoman.config.load import toml_value
+from dragoman.config.schema import Data
 from dragoman.data import inspect as looking
+from dragoman.data.prepare import prepare
 from dragoman.errors import DataError
 
 
@@ -103,6 +108,55 @@ def test_a_prepared_folder(prepared, tmp_path):
     assert [row[1] for row in samples.rows] == ["0", "1", "2"]
 
 
+def test_everything_that_can_be_prepared_can_be_looked_at(tmp_path):
+    expected = looking.inspect(*write(tmp_path, GOOD))[0].rows[0][1:]
+    tsv = "".join(f"{source}\t{target}\n" for source, target in GOOD)
+    unit = '<tu><tuv xml:lang="{}"><seg>{}</seg></tuv><tuv xml:lang="{}"><seg>{}</seg></tuv></tu>'
+    units = "".join(unit.format("fr", source, "it", target) for source, target in GOOD)
+    files = {
+        "a.tsv": tsv,
+        "a.txt": tsv,
+        "a.jsonl": "".join(json.dumps({"one": source, "two": target}) + "\n" for source, target in GOOD),
+        "a.tmx": f"<tmx><body>{units}</body></tmx>",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for side, lang in enumerate(("fr", "it")):
+            archive.writestr(f"b.{lang}", "".join(pair[side] + "\n" for pair in GOOD))
+    data = Data(source_lang="fr", target_lang="it", format="tsv", source_key="one", target_key="two")
+    for name in ("a.tsv", "a.txt", "a.jsonl", "a.tmx", "a.zip"):
+        reading = data if name == "a.txt" else data.model_copy(update={"format": "auto"})
+        assert looking.inspect(tmp_path / name, None, reading=reading)[0].rows[0][1:] == expected, name
+    marked = ["".join(f'<seg id="1">{pair[side]}</seg>\n' for pair in GOOD) for side in (0, 1)]
+    for name, text in zip(("s.sgm", "t.sgm"), marked, strict=True):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert looking.inspect(tmp_path / "s.sgm", tmp_path / "t.sgm")[0].rows[0][1:] == expected
+
+
+def test_drops_by_corpus_repairs_and_lines_that_are_counted_once(tmp_path):
+    """What is said of a prepared folder agrees with what went in, also where each line was cut in three ways."""
+    write_corpus(tmp_path)
+    extra = [*sentences(400, 401), ("", "leer"), ("A &amp; B are here", "A &amp; B sind hier")]
+    (tmp_path / "b.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in extra), encoding="utf-8")
+    corpora = [{"name": "a", "source": f"{tmp_path}/train.en", "target": f"{tmp_path}/train.de"}]
+    corpora += [{"name": "b", "pairs": f"{tmp_path}/b.tsv"}]
+    files = ["data.train_source=", "data.train_target=", f"data.corpora={toml_value(corpora)}"]
+
+    def looked_at(*overrides, out):
+        return looking.inspect(prepare(config_for(tmp_path, *files, *overrides, out=out), "test", workers=1).folder)
+
+    plain = looked_at(out="plain")
+    assert table(plain, "Dropped") == {"empty side": ["1", f"{1 / 304:.2%}"]}
+    by_corpus = next(section for section in plain if section.title == "By corpus")
+    assert [row[:3] for row in by_corpus.rows] == [["a", "kept", "300"], ["b", "kept", "3"], ["b", "empty side", "1"]]
+    assert table(plain, "Repaired")["HTML"][0] == "1"
+    varied = looked_at("subwords.dropout=0.001", "subwords.variants=3", out="varied")
+    once, thrice = (float(table(each, "Vocabulary")["source"][2]) for each in (plain, varied))
+    assert thrice == pytest.approx(once, rel=0.05)
+    assert table(varied, "Size")["source"] == table(plain, "Size")["source"]
+
+
 def test_the_page_needs_nothing_and_trusts_nothing(tmp_path):
     evil = "<script>alert(1)</script> https://example.org/x"
     page = looking.to_html(looking.inspect(*write(tmp_path, [*GOOD, (evil, "ja")])), "a & b")
@@ -116,7 +170,7 @@ def test_the_page_needs_nothing_and_trusts_nothing(tmp_path):
 
 def test_bad_input_is_one_line(tmp_path):
     one, two = write(tmp_path, GOOD)
-    with pytest.raises(DataError, match="a corpus has two sides"):
+    with pytest.raises(DataError, match=r"a\.en: one file, which would have to be \.tsv"):
         looking.inspect(one)
     with pytest.raises(DataError, match="no prepared data there"):
         looking.inspect(tmp_path)

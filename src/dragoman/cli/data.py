@@ -89,19 +89,41 @@ def verify(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Text of the source side, or a prepared folder.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Text of the source side, a file that holds both sides (.tsv, .jsonl, .tmx, .zip), or a prepared folder.",
+            show_default=False,
+        ),
+    ],
     other: Annotated[Optional[Path], typer.Argument(help="Text of the target side.", show_default=False)] = None,
     html: Annotated[Optional[Path], typer.Option(help="Write a page for the browser too.", show_default=False)] = None,
+    source: Annotated[str, typer.Option("--from", help="Source language, in TMX files and archives.")] = "en",
+    target: Annotated[str, typer.Option("--to", help="Target language.")] = "de",
+    form: Annotated[
+        str, typer.Option("--format", help="lines, sgm, tsv, jsonl or tmx, where no name says it.")
+    ] = "auto",
+    keys: Annotated[tuple[str, str], typer.Option(help="Keys of JSON lines.")] = ("source", "target"),
 ) -> None:
     """Sizes, lengths, vocabulary, drops, duplicates and suspicious pairs of a corpus."""
     from rich.console import Console
 
     from dragoman.cli import progress
+    from dragoman.config import load_config
+    from dragoman.config.load import toml_value
     from dragoman.data import inspect as looking
     from dragoman.runs import write_text
 
+    reading = {
+        "source_lang": source,
+        "target_lang": target,
+        "format": form,
+        "source_key": keys[0],
+        "target_key": keys[1],
+    }
+    data = load_config(overrides=[f"data.{key}={toml_value(value)}" for key, value in reading.items()]).data
     with progress.shown() as shown:
-        sections = looking.inspect(path, other, shown)
+        sections = looking.inspect(path, other, shown, data)
     console = Console(highlight=False)
     for section in sections:
         tell(section, console)

@@ -28,6 +28,9 @@ class Run(Section):
     """Everything random (corpus, weights, order of sentences, dropout) follows from this number."""
 
 
+Format = Literal["auto", "lines", "sgm", "tsv", "jsonl", "tmx"]
+
+
 class Corpus(Section):
     """One of several training corpora."""
 
@@ -39,7 +42,7 @@ class Corpus(Section):
     """Target side."""
     pairs: str = ""
     """One file that holds both sides: TSV, JSON lines or TMX."""
-    format: Literal["auto", "lines", "sgm", "tsv", "jsonl", "tmx"] = "auto"
+    format: Format = "auto"
     """`auto`: as the file name ends, before .gz, .bz2, .xz, .zst or .zip; two files of any other name are aligned lines."""
     source_key: str = "source"
     """Key of the source text in JSON lines. {"translation": {"en": ..., "de": ...}} is understood by itself."""
@@ -83,6 +86,13 @@ class Data(Section):
     """Test text, source side; optional. `dragoman evaluate` uses it when no other test set is named."""
     test_target: str = ""
     """Test text, target side."""
+    format: Format = "auto"
+    """Of the files named above, where their names do not say it: `tsv`, `jsonl` and `tmx` of those that hold both sides, `lines`
+    and `sgm` of the others. A table of data.corpora has its own."""
+    source_key: str = "source"
+    """Key of the source text, where one of the files named above holds JSON lines."""
+    target_key: str = "target"
+    """Key of the target text there."""
     train_pairs: Positive = 50_000
     """Training pairs to generate (corpus = "grammar" or "reversal")."""
     valid_pairs: Positive = 500

@@ -38,14 +38,21 @@ def corpora_of(data: Data) -> list[CorpusSpec]:
         return []
     if not data.corpora:
         return [held_out(data, "train")]
-    return [spec_of(data, corpus, f"data.corpora.{corpus.name}") for corpus in data.corpora]
+    return [spec_of(data, corpus, f"data.corpora.{corpus.name} = ") for corpus in data.corpora]
 
 
 def held_out(data: Data, part: str) -> CorpusSpec:
-    """The files of one part; where only a source is named, it is a file of pairs."""
+    """The files of one part."""
     source, target = (getattr(data, f"{part}_{side}") for side in ("source", "target"))
-    corpus = Corpus(name=part, source=source, target=target) if target else Corpus(name=part, pairs=source)
-    return spec_of(data, corpus, f"data.{part}_source")
+    return spec_of(data, two_sides(data, part, source, target), f"data.{part}_source = ")
+
+
+def two_sides(data: Data, name: str, source: str, target: str) -> Corpus:
+    """A corpus that is no table of its own. Where only a source is named, it is a file of pairs."""
+    fits = (data.format in TWO_FILES) == bool(target)
+    reading = {"format": data.format if fits else "auto", "source_key": data.source_key, "target_key": data.target_key}
+    files = {"source": source, "target": target} if target else {"pairs": source}
+    return Corpus.model_validate({"name": name, **files, **reading})
 
 
 def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
@@ -54,7 +61,7 @@ def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
     return CorpusSpec(
         corpus.name,
         tuple(map(Path, names)),
-        format_of(corpus, where),
+        format_of(corpus, f"{where}{names[0]!r}" if where else names[0]),
         (corpus.source_key, corpus.target_key),
         (data.source_lang, data.target_lang),
     )
@@ -82,10 +89,10 @@ def format_of(corpus: Corpus, where: str) -> str:
     found = named if corpus.format == "auto" else corpus.format
     if corpus.pairs and found in TWO_FILES:
         raise DataError(
-            f"{where} = {str(path)!r}: one file, which would have to be .tsv, .jsonl or .tmx; name source and target otherwise"
+            f"{where}: one file, which would have to be .tsv, .jsonl or .tmx; name source and target otherwise"
         )
     if not corpus.pairs and found not in TWO_FILES:
-        raise DataError(f"{where} = {str(path)!r}: two files cannot be {found}; name one, as pairs")
+        raise DataError(f"{where}: two files cannot be {found}; name one, as pairs")
     return found
 
 
@@ -102,9 +109,11 @@ def read_pairs(corpus: CorpusSpec) -> Iterator[RawPair]:
     return formats.tmx_pairs(path, corpus.langs)
 
 
-def raw_pairs(source: Path, target: Path) -> Iterator[RawPair]:
-    """Pairs of two aligned files, whose format the names say."""
-    return read_pairs(held_out(Data(test_source=str(source), test_target=str(target)), "test"))
+def raw_pairs(source: Path, target: Path | None = None, data: Data | None = None) -> Iterator[RawPair]:
+    """Pairs of two aligned files or of one that holds both sides. Their format and languages follow from `data`, or from
+    the names of the files."""
+    data = data or Data()
+    return read_pairs(spec_of(data, two_sides(data, "text", str(source), str(target or "")), ""))
 
 
 def check_inputs(data: Data) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from dragoman import runs
+from dragoman.config.schema import Data
 from dragoman.data.clean import LOST, Block, bools, either, text_of
-from dragoman.data.corpus import Pair, Text, raw_pairs
+from dragoman.data.corpus import Pair, RawPair, Text, raw_pairs
 from dragoman.data.encode import SIDES, PreparedData
 from dragoman.data.shards import chunks, hashes, read_shards
 from dragoman.data.subwords import UNK
@@ -54,13 +55,13 @@ class Section:
     series: list[str] = field(default_factory=list)
 
 
-def inspect(path: Path, other: Path | None = None, progress: runs.Progress = runs.silent) -> list[Section]:
-    """Two aligned text files, or one prepared folder."""
-    if other is None and path.is_file():
-        raise DataError(f"{path}: a corpus has two sides; name the other file too, or a prepared folder alone")
-    prepared = PreparedData(path) if other is None else None
+def inspect(
+    path: Path, other: Path | None = None, progress: runs.Progress = runs.silent, reading: Data | None = None
+) -> list[Section]:
+    """Two aligned text files, one file that holds both sides, or one prepared folder. `reading` has languages, format and keys."""
+    prepared = PreparedData(path) if path.is_dir() and other is None else None
     names = [path.name, other.name] if other else list(SIDES)
-    found = measure(decoded(path, other) if other else read_shards(path, "train"), progress)
+    found = measure(read_shards(path, "train") if prepared else decoded(raw_pairs(path, other, reading)), progress)
     if not found.pairs:
         raise DataError(f"{path}: there are no lines to look at")
     sections = [size_section(found, names), length_section(found, names), ratio_section(found)]
@@ -69,8 +70,8 @@ def inspect(path: Path, other: Path | None = None, progress: runs.Progress = run
     return [*sections, oddities_section(found), suspects_section(found)]
 
 
-def decoded(source: Path, target: Path) -> Iterator[Pair]:
-    for one, two in raw_pairs(source, target):
+def decoded(pairs: Iterator[RawPair]) -> Iterator[Pair]:
+    for one, two in pairs:
         yield one.decode("utf-8", "replace"), two.decode("utf-8", "replace")
 
 
@@ -205,6 +206,7 @@ def parts_section(data: PreparedData) -> Section:
 
 def vocabulary_section(data: PreparedData, found: Measured) -> Section:
     encoded, sizes, rows = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary)), []
+    variants = data.manifest["train"].get("variants", 1)  # of every line of text
     for name, side, words, size in zip(
         SIDES, (encoded.source, encoded.target), found.sums[1].tolist(), sizes, strict=True
     ):
@@ -213,7 +215,7 @@ def vocabulary_section(data: PreparedData, found: Measured) -> Section:
             uses += np.bincount(side.ids[at : at + 2**24], minlength=size)
         tokens = len(side.ids) - len(side.ends)  # without the marks at the end of sentences
         row = [f"{np.count_nonzero(uses[UNK + 1 :]) / max(1, size - UNK - 1):.1%}", f"{1e3 * uses[UNK] / tokens:.3f}"]
-        rows.append([name, *row, f"{tokens / max(1, words):.2f}", *spread(side.lengths - 1, "{:,.0f}")])
+        rows.append([name, *row, f"{tokens / max(1, words * variants):.2f}", *spread(side.lengths - 1, "{:,.0f}")])
     header = ["", "pieces used", "unknown per 1,000", "subwords a word", *spread_header()]
     return Section(
         f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces, and subwords a sentence",
@@ -223,22 +225,37 @@ def vocabulary_section(data: PreparedData, found: Measured) -> Section:
 
 
 def dropped_sections(data: PreparedData) -> list[Section]:
+    """What became of the training text: drops by reason, the same by corpus where there are several, repairs, and samples."""
     train = data.manifest["train"]
-    drops = train.get("dropped") or data.manifest.get("dropped") or {}
-    read = max(1, train.get("read_pairs", train["pairs"] + sum(drops.values())))
-    rows = [[reason, f"{number:,}", f"{number / read:.2%}"] for reason, number in drops.items()]
-    sections = [Section("Dropped", ["reason", "pairs", "of those read"], rows or [["nothing", "0", "0.00%"]])]
+    rows = account(train, "dropped") or [["nothing", "0", "0.00%"]]
+    sections = [Section("Dropped", ["reason", "pairs", "of those read"], rows)]
+    corpora = train.get("corpora", {})
+    if len(corpora) > 1:
+        by_corpus = [[name, *row] for name, own in corpora.items() for row in [kept(own), *account(own, "dropped")]]
+        sections.append(Section("By corpus", ["corpus", "", "pairs", "of those read"], by_corpus))
+    if repaired := account(train, "repaired"):
+        sections.append(Section("Repaired", ["what", "pairs", "of those read"], repaired))
     shown: Counter[str] = Counter()
     samples = []
     for row in runs.read_rows(data.folder / "samples.jsonl"):
         shown[str(row.get("reason"))] += 1
         if shown[str(row.get("reason"))] <= SAMPLES_PER_REASON:
             samples.append([clipped(str(row.get(key, ""))) for key in ("reason", "line", *SIDES)])
-    return (
-        [*sections, Section("Samples of what was dropped", ["reason", "line", *SIDES], samples)]
-        if samples
-        else sections
-    )
+    if samples:
+        sections.append(Section("Samples of what was dropped", ["reason", "line", *SIDES], samples))
+    return sections
+
+
+def account(counts: runs.Row, what: str) -> list[list[str]]:
+    return [[reason, *share(number, counts)] for reason, number in counts.get(what, {}).items()]
+
+
+def kept(counts: runs.Row) -> list[str]:
+    return ["kept", *share(counts["text_pairs"], counts)]
+
+
+def share(number: int, counts: runs.Row) -> list[str]:
+    return [f"{number:,}", f"{number / max(1, counts['read_pairs']):.2%}"]
 
 
 def oddities_section(found: Measured) -> Section:

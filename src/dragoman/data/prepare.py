@@ -334,7 +334,6 @@ def described(folder: Path, part: str, cleaned: list[Shard], encoded: list[Shard
         **counted(cleaned, encoded),
         **{key: sum(size[key] for size in sizes) for key in sizes[0] if key not in ("longest", "rows")},
         "longest": max(size["longest"] for size in sizes),
-        "repaired": dict(sum((shard.repaired for shard in cleaned), Counter())),
         "corpora": {
             name: counted(*([shard for shard in stage if shard.corpus == name] for stage in (cleaned, encoded)))
             for name in names
@@ -350,6 +349,7 @@ def counted(cleaned: list[Shard], encoded: list[Shard]) -> dict[str, Any]:
         "text_pairs": sum(shard.pairs for shard in encoded),
         "read_pairs": sum(shard.read_pairs for shard in cleaned),
         "dropped": dict(sorted(sum((shard.dropped for shard in [*cleaned, *encoded]), Counter()).items())),
+        "repaired": dict(sum((shard.repaired for shard in cleaned), Counter())),
     }
 
 
