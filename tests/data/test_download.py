@@ -3,6 +3,7 @@
 import hashlib
 import random
 import socket
+from dataclasses import replace
 
 import pytest
 from origin_server import served
@@ -122,6 +123,23 @@ def test_the_next_mirror_is_asked(origin, tmp_path):
     origin.files["/wrong.tgz"] = b"not it"
     assert fetch(archive(origin, "/gone.tgz", "/wrong.tgz", "/a.tgz"), tmp_path).read_bytes() == BODY
     assert [path for path, _ in origin.requests] == ["/gone.tgz", "/wrong.tgz", "/a.tgz"]
+
+
+@pytest.mark.parametrize("failure", ["404", "cut", "wrong"])
+def test_the_same_files_packed_by_somebody_else(origin, tmp_path, failure, monkeypatch):
+    """Asked last; it has a name of its own, so that nobody takes it for the first, and all problems are told together."""
+    monkeypatch.setattr(download, "TRIES", 1)
+    paths = {"404": "/gone.tgz", "cut": "/a.tgz", "wrong": "/wrong.tgz"}
+    origin.files |= {"/wrong.tgz": b"not it", "/other.zip": b"the same files"}
+    origin.cut_after = [100_000] * (failure == "cut")
+    stand_in = Archive("a.tgz.repacked.zip", (origin.url("/other.zip"),))
+    path = fetch(replace(archive(origin, paths[failure]), instead=stand_in), tmp_path)
+    assert (path.name, path.read_bytes()) == ("a.tgz.repacked.zip", b"the same files")
+    assert not (tmp_path / "a.tgz").exists()
+    del origin.files["/other.zip"]
+    with pytest.raises(DataError, match=r"gone\.tgz: .*404.*other\.zip: .*404") as error:
+        fetch(replace(archive(origin, "/gone.tgz"), instead=stand_in), tmp_path / "new")
+    assert str(error.value).count("Run the same command again") == 1
 
 
 def test_a_failing_first_mirror_does_not_cost_what_the_second_brought(origin, tmp_path, monkeypatch):

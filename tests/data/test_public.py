@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 import zipfile
+from urllib.parse import urlparse
 
 import pytest
 from origin_server import served
@@ -92,6 +93,56 @@ def test_names_that_do_not_exist():
         with pytest.raises(DataError, match=words):
             public.find(name)
     assert public.find("tatoeba-en-de").archives == public.find("tatoeba-de-en").archives
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("wmt14", "wmt14-en-de"),
+        ("wmt16", "wmt16-en-de"),
+        ("iwslt14", "iwslt14-de-en"),
+        ("multi30k", "multi30k-en-de"),
+        ("tatoeba", "tatoeba-en-de"),
+        ("europarl", "europarl-en-de"),
+        ("newstest2014", "newstest2014-en-de"),
+    ],
+)
+def test_a_name_without_languages(short, name):
+    assert public.find(short) == public.find(name)
+    assert public.find(short).name == name
+
+
+def test_every_archive_has_a_second_address_and_large_ones_a_second_host():
+    for name in (
+        "wmt16-en-de",
+        "wmt14-en-de",
+        "iwslt14-de-en",
+        "multi30k-en-de",
+        "tatoeba-en-fr",
+        "newstest2014-en-de",
+    ):
+        for archive in public.find(name).archives.values():
+            assert len(set(archive.urls)) > 1, archive
+            if archive.bytes > 10**7:
+                hosts = {urlparse(url).hostname for url in (*archive.urls, *archive.instead.urls)}
+                assert len(hosts) > 1
+
+
+def test_a_stand_in_is_unpacked_like_the_archive_and_named_in_the_origin(origin, tmp_path):
+    """A first address that is gone, the next that serves a wrong file, and a zip of the same files at another host."""
+    origin.files["/b.tgz"] = b"<html>moved</html>"
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("training/a.en", "One.\n")
+        archive.writestr("training/a.de", "Eins.\n")
+    origin.files["/c.zip"] = zipped.getvalue()
+    stand_in = Archive("a.tgz.repacked.zip", (origin.url("/c.zip"),))
+    first = Archive("a.tgz", (origin.url("/a.tgz"), origin.url("/b.tgz")), 0, "md5:" + "0" * 32, stand_in)
+    corpus = Corpus("toy-en-de", "a toy", ("en", "de"), "none", {"train": [Piece(first, ("a.en", "a.de"))]})
+    place = public.get(corpus, tmp_path)
+    assert (place / "train.de").read_text() == "Eins.\n"
+    assert json.loads((place / "origin.json").read_text())["archives"]["a.tgz"]["urls"] == [origin.url("/c.zip")]
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == ["a.tgz.wrong"]
 
 
 def test_a_corpus_of_several_archives(origin, tmp_path):

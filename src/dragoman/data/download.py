@@ -35,6 +35,7 @@ class Archive:
     urls: tuple[str, ...]
     bytes: int = 0
     checksum: str = ""
+    instead: Archive | None = None  # the same files packed by somebody else, when no address of this one serves it
 
 
 class MirrorFailed(Exception):
@@ -44,7 +45,22 @@ class MirrorFailed(Exception):
 def fetch(
     archive: Archive, folder: Path, progress: runs.Progress = runs.silent, silence_s: float = SILENCE_SECONDS
 ) -> Path:
-    """The file, whole and checked. One that is there already is only checked."""
+    """The file, whole and checked, or the one that stands in for it."""
+    problems: list[str] = []
+    for each in filter(None, (archive, archive.instead)):
+        if path := served(each, folder, progress, silence_s, problems):
+            return path
+    raise DataError(
+        f"{archive.name} could not be downloaded ({'; '.join(problems)}). Run the same command again when the network is "
+        f"there, it goes on where it stopped; or put the file at {folder / archive.name} yourself"
+    )
+
+
+def served(
+    archive: Archive, folder: Path, progress: runs.Progress, silence_s: float, problems: list[str]
+) -> Path | None:
+    """The file from the first address that has it; None, and a problem each, when none does. One that is there already is
+    only checked."""
     path = folder / archive.name
     if path.is_file():
         found = checksum_of(path, archive.checksum)
@@ -52,7 +68,6 @@ def fetch(
             raise DataError(f"{path}: its checksum is {found}, not {archive.checksum}; remove it and run again")
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    problems = []
     for url in archive.urls:
         try:
             part = receive_whole(url, path, progress, silence_s)
@@ -60,10 +75,7 @@ def fetch(
             return path
         except MirrorFailed as problem:
             problems.append(f"{url}: {problem}")
-    raise DataError(
-        f"{archive.name} could not be downloaded ({'; '.join(problems)}). Run the same command again when the network is "
-        f"there, it goes on where it stopped; or put the file at {path} yourself"
-    )
+    return None
 
 
 def receive_whole(url: str, path: Path, progress: runs.Progress, silence_s: float) -> Path:

@@ -102,17 +102,25 @@ def listed(source: str = "", target: str = "") -> list[Corpus]:
 def find(name: str) -> Corpus:
     if name.startswith("mtdata:"):
         return from_mtdata(name.removeprefix("mtdata:"))
+    if found := known(name) or known(full_name(name)):
+        return found
+    near = get_close_matches(name, [corpus.name for corpus in listed("en", "de")], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise DataError(f"{name}: no corpus of that name{hint} `dragoman data list --from en --to de` names them")
+
+
+def known(name: str) -> Corpus | None:
     if name in table()["corpus"]:
         return from_table(name, table()["corpus"][name])
     parts = re.fullmatch(r"(.+)-([a-z]{2,3})-([a-z]{2,3})", name)
     member = from_family(*parts.groups()) if parts and parts[1] in table()["family"] else None
-    found = member or next((test for test in test_sets() if test.name == name), None)
-    if found:
-        return found
-    known = [corpus.name for corpus in listed("en", "de")]
-    near = get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise DataError(f"{name}: no corpus of that name{hint} `dragoman data list --from en --to de` names them")
+    return member or next((test for test in test_sets() if test.name == name), None)
+
+
+def full_name(short: str) -> str:
+    """A name without languages stands for the only corpus that begins so, or for the English-German one."""
+    longer = [name for name in table()["corpus"] if name.startswith(f"{short}-")]
+    return longer[0] if len(longer) == 1 else f"{short}-en-de"
 
 
 def from_table(name: str, entry: dict[str, Any]) -> Corpus:
@@ -127,8 +135,10 @@ def piece_of(text: str, source: str, target: str) -> Piece:
     if archive == "sacrebleu":
         return sacrebleu_piece(sacrebleu_sets()[member], f"{source}-{target}")
     entry = table()["archive"][archive]
-    known = Archive(archive, tuple(entry["urls"]), entry.get("bytes", 0), entry.get("checksum", ""))
-    return Piece(known, (member.format(lang=source), member.format(lang=target)))
+    repacked = (entry["repacked"],) if "repacked" in entry else ()
+    instead = Archive(f"{archive}.repacked.zip", repacked) if repacked else None
+    found = Archive(archive, tuple(entry["urls"]), entry.get("bytes", 0), entry.get("checksum", ""), instead)
+    return Piece(found, (member.format(lang=source), member.format(lang=target)))
 
 
 def from_family(family: str, source: str, target: str) -> Corpus | None:
@@ -136,7 +146,7 @@ def from_family(family: str, source: str, target: str) -> Corpus | None:
     if source == target or not {source, target} <= set(entry["langs"] or [source, target]):
         return None
     pair = "-".join(sorted((source, target)))
-    archive = Archive(f"{family}-{pair}.zip", (entry["url"].format(pair=pair),))
+    archive = Archive(f"{family}-{pair}.zip", tuple(url.format(pair=pair) for url in entry["urls"]))
     members = tuple(entry["member"].format(pair=pair, lang=lang) for lang in (source, target))
     piece = Piece(archive, (members[0], members[1]))
     name = f"{family}-{source}-{target}"
@@ -176,10 +186,10 @@ def from_mtdata(identifier: str) -> Corpus:
 
 def test_sets() -> Iterator[Corpus]:
     """newstest2008 to newstest2020, as sacreBLEU has them."""
-    known = sacrebleu_sets()
+    sets = sacrebleu_sets()
     for year in range(2008, 2021):
         short = f"wmt{year % 100:02d}"
-        dataset = known[FULL_TEST_SETS.get(short, short)]
+        dataset = sets[FULL_TEST_SETS.get(short, short)]
         for pair, files in dataset.langpairs.items():
             if len(files) == 2 and f"newstest{year}" in files[0]:
                 source, target = pair.split("-")
@@ -199,7 +209,8 @@ def sacrebleu_piece(dataset: Any, pair: str) -> Piece:
     url = dataset.data[0]
     name = f"{dataset.name.replace('/', '-')}-{url.rpartition('/')[2]}"
     source, target = (Path(member).name for member in dataset.langpairs[pair])
-    return Piece(Archive(name, (url,), 0, f"md5:{dataset.md5[0]}"), (source, target))
+    urls = tuple(dict.fromkeys((url, url.replace("https:", "http:"))))  # the checksum guards both
+    return Piece(Archive(name, urls, 0, f"md5:{dataset.md5[0]}"), (source, target))
 
 
 # --- getting it --------------------------------------------------------------------------------------------
@@ -225,10 +236,11 @@ def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, 
 
 
 def origin_of(corpus: Corpus, paths: dict[str, Path], counts: Counter[str]) -> runs.Row:
-    archives = {
-        name: {"urls": archive.urls, "bytes": paths[name].stat().st_size, "sha256": runs.digest(paths[name])}
-        for name, archive in corpus.archives.items()
-    }
+    archives = {}
+    for name, archive in corpus.archives.items():
+        path = paths[name]
+        served = archive.instead if archive.instead and path.name == archive.instead.name else archive
+        archives[name] = {"urls": served.urls, "bytes": path.stat().st_size, "sha256": runs.digest(path)}
     facts = {"name": corpus.name, "about": corpus.about, "langs": corpus.langs, "licence": corpus.licence}
     return {**facts, "pairs": counts, "archives": archives}
 
