@@ -19,9 +19,10 @@ from dragoman.data.subwords import EOS, UNK, Cutter, Vocabulary, learn
 from dragoman.errors import DataError
 from dragoman.translate import Translator
 
+BESIDE = Path(__file__).parents[3] / "shared" / "data" / "reference"  # of the repository
 REFERENCE = Path(
-    os.environ.get("DRAGOMAN_REFERENCE", "not given")
-)  # a folder of OpenSeq2Seq: m_common.model and tokenised text
+    os.environ.get("DRAGOMAN_REFERENCE", BESIDE)
+)  # a folder of OpenSeq2Seq: m_common.model, tokenised text
 PAIRS = [(f"the old house number {n} has a garden", f"das alte Haus Nummer {n} hat einen Garten") for n in range(400)]
 TEXTS = [source for source, _ in PAIRS]
 
@@ -117,9 +118,67 @@ def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given
         prepare(tiny_config(tmp_path / "other", tmp_path / "run", *written(tmp_path, str), *options))
 
 
-@pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference's model and test set are not here")
-def test_the_reference_data_folder_works_as_it_is():
-    vocabulary = Vocabulary(REFERENCE / "m_common.model")
+@pytest.mark.parametrize("bad", ["", " ", "x" * 3_000_000])
+def test_a_line_that_is_no_sentence_is_dropped_from_cut_text_too(tmp_path, given_model, bad):
+    """It would train as the unknown piece."""
+    options = [f"subwords.model={given_model.path}", "data.tokenized=true"]
+    files = written(tmp_path, lambda text: bad if text == TEXTS[3] else cut(given_model, text))
+    for side in ("source", "target"):  # a validation set would be refused
+        file = tmp_path / f"valid.clean.{side}.BPE_common.32K.tok"
+        file.write_text(cut(given_model, TEXTS[0]) + "\n", encoding="utf-8")
+    train = prepare(tiny_config(tmp_path / "out", tmp_path / "run", *files, *options)).manifest["train"]
+    assert (train["pairs"], train["unknown_tokens"]) == (399, 0)
+    assert train["dropped"] == {"over 5,000 characters" if len(bad) > 9 else "empty side": 1}
+
+
+def vocab_of(vocabulary, path):
+    processor = vocabulary.processor
+    entries = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(vocabulary))]
+    path.write_text("".join(f"{piece}\t{score:g}\n" for piece, score in entries), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("keys", [{}, {"kind": "unigram", "size": 60}, {"byte_fallback": True, "size": 350}])
+def test_pieces_and_scores_alone_are_a_vocabulary(tmp_path, keys):
+    model = learnt(tmp_path / "m.model", **keys)
+    alone = Vocabulary(vocab_of(model, tmp_path / "other.vocab"))
+    texts = [*TEXTS[:9], "Ｔhe  old\u200b house ﬁne", "日本 zzz"]
+    assert alone.pieces() == model.pieces()
+    assert alone.encode(texts) == model.encode(texts)
+    assert alone.decode(alone.encode(texts)) == model.decode(model.encode(texts))
+    assert alone.knows_words == model.knows_words
+
+
+def test_cut_text_and_a_vocabulary_file_are_enough(tmp_path, given_model):
+    path = vocab_of(given_model, tmp_path / "m_common.vocab")
+    options = [*written(tmp_path, lambda text: cut(given_model, text)), "data.tokenized=true", f"subwords.model={path}"]
+    data = prepare(tiny_config(tmp_path / "out", tmp_path / "run", *options))
+    assert data.manifest["vocabulary"]["digest"] == given_model.digest()
+    assert data.text("valid") == PAIRS[:20]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the 12\nold 7\n", "not a vocabulary of SentencePiece, whose lines are PIECE TAB SCORE"),
+        ("", "not a vocabulary of SentencePiece"),
+        ("a\tb\n", "not a vocabulary of SentencePiece"),
+        ("<unk>\t0\n<s>\t0\n</s>\t0\n<pad>\t0\na\t-1\n", "not a SentencePiece model|dragoman needs"),
+        ("<pad>\t0\n</s>\t0\n<s>\t0\n<unk>\t0\na\t-1\na\t-2\n", "not a SentencePiece model"),
+    ],
+    ids=["counts", "empty", "words", "other marks", "a piece twice"],
+)
+def test_other_vocabulary_files_are_refused_in_a_line(tmp_path, text, words):
+    (tmp_path / "x.vocab").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"x\.vocab: .*({words})") as error:
+        Vocabulary(tmp_path / "x.vocab")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"no {REFERENCE}; name a folder with DRAGOMAN_REFERENCE")
+@pytest.mark.parametrize("name", ["m_common.model", "m_common.vocab"])
+def test_the_reference_data_folder_works_as_it_is(name):
+    vocabulary = Vocabulary(REFERENCE / name)
     pieces = (REFERENCE / "wmt14-en-de.src.BPE_common.32K.tok").read_text(encoding="utf-8").splitlines()
     ids = rows(Cutter(vocabulary, tokenized=True), pieces)
     assert (len(vocabulary), len(ids), sum(row.count(UNK) for row in ids)) == (32_768, 2_737, 12)
@@ -127,6 +186,22 @@ def test_the_reference_data_folder_works_as_it_is():
     assert plain[0] == "Orlando Bloom and Miranda Kerr still love each other"
     assert vocabulary.encode(plain) == ids == rows(Cutter(vocabulary), plain)
     assert vocabulary.knows_words
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"no {REFERENCE}; name a folder with DRAGOMAN_REFERENCE")
+def test_text_cut_for_the_reference_trains_as_it_is(tmp_path):
+    """Its test set on both sides: all that there is of real text that was cut for it."""
+    text = REFERENCE / "wmt14-en-de.src.BPE_common.32K.tok"
+    few = tmp_path / "few.tok"
+    few.write_bytes(b"".join(text.read_bytes().splitlines(keepends=True)[:8]))
+    files = [f"data.train_{side}={text}" for side in ("source", "target")]
+    files += [f"data.valid_{side}={few}" for side in ("source", "target")]
+    given = ["data.corpus=files", "data.tokenized=true", f"subwords.model={REFERENCE / 'm_common.model'}"]
+    config = tiny_config(tmp_path / "out", tmp_path / "run", *files, *given, "train.max_steps=2")
+    train_set = prepare(config).manifest["train"]
+    assert train_set["read_pairs"] == 2_737 == train_set["pairs"] + sum(train_set["dropped"].values())
+    assert 0 < train_set["unknown_tokens"] <= 24
+    train(config)
 
 
 ODD = st.text(

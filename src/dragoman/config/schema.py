@@ -167,8 +167,8 @@ class Subwords(Section):
     byte_fallback: bool = False
     """Characters without a piece are spelled in bytes instead of becoming unknown; takes 256 pieces."""
     model: str = ""
-    """An existing SentencePiece model to use as it is, with pad 0, eos 1, bos 2, unk 3. Nothing is learnt then: the keys above
-    have no effect."""
+    """An existing SentencePiece model to use as it is, with pad 0, eos 1, bos 2, unk 3, or the .vocab beside it. Nothing is learnt
+    then: the keys above have no effect."""
     dropout: Share = 0.0
     """Training text is cut at random: the share of merges left out (BPE-dropout), or the smoothing of sampling (unigram)."""
     variants: Positive = 1

@@ -117,6 +117,7 @@ def outside(least: int, most: float, measure: str) -> Filter:
 
 
 EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
+LONG: tuple[str, Filter] = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
 CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]")
 
 
@@ -337,8 +338,7 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
 
 def checked(raw: Iterable[RawPair], name: str) -> Block:
     """Pairs of a validation or test set. Dropping one would change the scores, so a bad one is refused."""
-    long_line = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
-    block, reasons, _ = Cleaner({}, dict([EMPTY, CONTROLS, long_line]))(list(raw))
+    block, reasons, _ = Cleaner({}, dict([EMPTY, CONTROLS, LONG]))(list(raw))
     for place in sorted(reasons):
         raise DataError(
             f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it "

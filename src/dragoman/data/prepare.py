@@ -34,7 +34,7 @@ from dragoman.data.shards import (
     read_cleaned,
     write_cleaned,
 )
-from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn
+from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn, model_bytes
 from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import DataError, Unfinished
 
@@ -297,7 +297,7 @@ def learn_from(
     temporary = runs.temporary_name(path)
     if section.model:
         given = Path(section.model)
-        shutil.copy(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given, temporary)
+        temporary.write_bytes(model_bytes(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given))
     else:
         learn(sampled(shards, reasons, section.sample_pairs, sides), section, temporary)
     temporary.replace(path)

@@ -103,7 +103,8 @@ def cleaner_of(stage: Path, config: Config) -> clean.Cleaner:
     """Built once a process. The name of the stage stands for the settings and for the text of the validation and test sets."""
     if stage not in CLEANERS:
         CLEANERS.clear()
-        CLEANERS[stage] = new_cleaner(stage, config) if is_cleaned(config) else clean.Cleaner({}, {})
+        untouched = clean.Cleaner({}, dict([clean.EMPTY, clean.LONG]))
+        CLEANERS[stage] = new_cleaner(stage, config) if is_cleaned(config) else untouched
     return CLEANERS[stage]
 
 
@@ -114,7 +115,8 @@ def new_cleaner(stage: Path, config: Config) -> clean.Cleaner:
 
 
 def is_cleaned(config: Config) -> bool:
-    """Generated text, and text that somebody has cut into pieces already, is taken as it is."""
+    """Generated text, and text that somebody has cut into pieces already, is taken as it is, but for
+    what is no sentence at all."""
     return config.data.corpus == "files" and not config.data.tokenized
 
 

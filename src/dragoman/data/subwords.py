@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ Cut = tuple[
 ]  # ids end to end, each text closed with the end mark; its ids
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
+MARKS = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece of byte fallback
 NEVER_WRITTEN = (PAD, BOS)  # marks that no translation holds
 VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
@@ -42,16 +45,54 @@ SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
 def processor(path: Path) -> sentencepiece.SentencePieceProcessor:
     try:
-        found = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        found = sentencepiece.SentencePieceProcessor(model_proto=model_bytes(path))
     except (OSError, RuntimeError) as error:
         raise DataError(f"{path}: not a SentencePiece model ({str(error).strip().splitlines()[0]})") from None
-    special = tuple(getattr(found, f"{name}_id")() for name in ("pad", "eos", "bos", "unk"))
-    if special != (PAD, EOS, BOS, UNK):
+    special = tuple(getattr(found, f"{name}_id")() for name in MARKS)
+    if special != tuple(MARKS.values()):
         raise DataError(
             f"{path}: pad, eos, bos, unk are {special}; dragoman needs {(PAD, EOS, BOS, UNK)}. Leave subwords.model empty "
             "to learn a vocabulary, or train the model with --pad_id=0 --eos_id=1 --bos_id=2 --unk_id=3"
         )
     return found
+
+
+def model_bytes(path: Path) -> bytes:
+    """The model at `path`, which may be the `.vocab` that SentencePiece writes beside one."""
+    return from_vocab(path) if path.suffix == ".vocab" else path.read_bytes()
+
+
+def from_vocab(path: Path) -> bytes:
+    """A model out of its pieces and scores: what else a model tells, such as how text is normalised, is as SentencePiece has it
+    by itself."""
+    from sentencepiece import sentencepiece_model_pb2 as layout
+
+    usual = io.BytesIO()
+    special: Any = {f"{name}_id": number for name, number in MARKS.items()}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a"]),
+        model_writer=usual,
+        vocab_size=9,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **special,
+    )
+    model, kinds = layout.ModelProto.FromString(usual.getvalue()), layout.ModelProto.SentencePiece
+    del model.pieces[:]
+    try:
+        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+        entries = [(piece, float(score)) for piece, score in rows]
+    except ValueError:
+        raise DataError(f"{path}: not a vocabulary of SentencePiece, whose lines are PIECE TAB SCORE") from None
+    for number, (piece, score) in enumerate(entries):
+        other = kinds.BYTE if BYTE.fullmatch(piece) else kinds.NORMAL
+        kind = other if number > max(MARKS.values()) else kinds.UNKNOWN if number == UNK else kinds.CONTROL
+        model.pieces.add(piece=piece, score=score, type=kind)
+    ranked = all(score.is_integer() for _, score in entries)
+    model.trainer_spec.model_type = layout.TrainerSpec.BPE if ranked else layout.TrainerSpec.UNIGRAM
+    model.trainer_spec.byte_fallback = any(BYTE.fullmatch(piece) for piece, _ in entries)
+    model.trainer_spec.vocab_size = len(entries)
+    return bytes(model.SerializeToString())
 
 
 class Vocabulary:
