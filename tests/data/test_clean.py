@@ -189,8 +189,8 @@ def test_every_corpus_has_its_own_account_and_duplicates_are_found_across_them(t
     monkeypatch.setattr("dragoman.data.prepare.corpora", corpora)
     data = prepare(config, workers=2)
     assert data.manifest["train"]["corpora"] == {
-        "one": {"pairs": 150, "text_pairs": 150, "read_pairs": 151, "dropped": {"empty side": 1}},
-        "other": {"pairs": 150, "text_pairs": 150, "read_pairs": 210, "dropped": {"duplicate": 60}},
+        "one": {"pairs": 150, "text_pairs": 150, "read_pairs": 151, "dropped": {"empty side": 1}, "repaired": {}},
+        "other": {"pairs": 150, "text_pairs": 150, "read_pairs": 210, "dropped": {"duplicate": 60}, "repaired": {}},
     }
     assert data.text("train") == SENTENCES
     rows = runs.read_rows(data.folder / "samples.jsonl")
