@@ -14,6 +14,7 @@ import json
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from dragoman.benchmark.sentences import draw_lengths
 from dragoman.data.corpus import raw_pairs
 from dragoman.data.pack import Ints, Packing, Position, Row, rows_from
 from dragoman.data.subwords import Vocabulary
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 100)  # over the steps of an epoch
 
 
 def main() -> None:
@@ -93,12 +96,27 @@ def first_fit(source: Ints, target: Ints, width: int) -> int:
     return len(free)
 
 
-def randomness(rows: list[Row], target: Ints) -> dict[str, float]:
-    """Steps of 256 rows: how much their mean sentence length differs, against steps of pairs drawn at random."""
+def randomness(rows: list[Row], target: Ints) -> dict[str, Any]:
+    """Steps of 256 rows: the mean length of their sentences, and its drift over the epoch, against steps of as many pairs
+    drawn at random. A curriculum by length would have percentiles far apart, or a drift."""
     steps = [np.concatenate([target[row] for row in rows[at : at + 256]]) for at in range(0, len(rows) - 255, 256)]
-    spread = float(np.std([step.mean() for step in steps]))
-    chance = float(np.std(target)) / float(np.sqrt(np.mean([len(step) for step in steps])))
-    return {"mean_length_std_over_steps": round(spread, 3), "of_random_draws": round(chance, 3)}
+    random = np.random.default_rng(0)
+    drawn = [random.choice(target, len(step)) for step in steps]
+    return {
+        f"{name}_{what}": value
+        for name, each in (("packed", steps), ("drawn", drawn))
+        for what, value in means(each).items()
+    }
+
+
+def means(steps: list[Ints]) -> dict[str, Any]:
+    found = np.array([step.mean() for step in steps])
+    drift = np.corrcoef(found, np.arange(len(found)))[0, 1] if len(found) > 2 else 0.0
+    return {
+        "mean_length_percentiles": {str(part): round(float(np.percentile(found, part)), 2) for part in PERCENTILES},
+        "mean_length_std": round(float(found.std()), 3),
+        "correlation_with_step": round(float(drift), 3),
+    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ SPEED = {"source_tokens_per_s", "step_seconds", "mfu", "peak_tflops", "peak_proc
 KEYS = {
     "train": SHARED | SPEED | {"data_wait_share", "first_step_seconds"},
     "step": SHARED | SPEED | {"forward_seconds", "backward_seconds", "optimizer_seconds", "other_seconds"},
-    "loader": SHARED | {"prefetched_target_tokens_per_s", "pinned"},
+    "loader": SHARED | {"prefetched_target_tokens_per_s", "pinned", "restart_seconds", "large_restart_seconds"},
 }
 
 

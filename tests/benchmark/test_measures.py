@@ -95,6 +95,8 @@ def test_the_loader_counts_the_real_tokens(config, prepared):
     assert (found["target_tokens"], found["source_tokens"]) == (target, source)
     assert found["row_fill"] == round(target / slots, 4)
     assert found["prefetched_target_tokens_per_s"] > 0
+    assert found["restart_pairs"] == len(prepared.encoded("train"))
+    assert found["large_restart_pairs"] >= 20_000_000
 
 
 def test_drawn_sentences_are_prepared_data(tmp_path):

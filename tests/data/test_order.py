@@ -9,8 +9,22 @@ from hypothesis import strategies as st
 
 from dragoman.data.encode import Encoded, Side
 from dragoman.data.loader import Share, Stage, steps
-from dragoman.data.order import Corpus, Order, shuffled, with_temperature
-from dragoman.data.pack import Packing, Position, rows_from
+from dragoman.data.order import AllBut, Corpus, Order, shuffled, with_temperature
+from dragoman.data.pack import Packing, Position
+
+NONE = np.zeros(0, np.int64)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60).flatmap(lambda size: st.lists(st.booleans(), min_size=size, max_size=size)))
+def test_all_but_a_few_numbers(left_out):
+    kept = np.flatnonzero(~np.array(left_out, bool))
+    some = AllBut(len(left_out), np.flatnonzero(left_out))
+    assert len(some) == len(kept)
+    assert some[np.arange(len(kept))].tolist() == kept.tolist()
+    assert [some.below(end) for end in range(len(left_out) + 1)] == [
+        (kept < end).sum() for end in range(len(left_out) + 1)
+    ]
 
 
 @settings(deadline=None)
@@ -45,7 +59,7 @@ def test_any_place_of_a_huge_corpus_is_found_without_the_others():
 def test_an_epoch_has_every_pair_as_often_as_its_corpus_says(sizes, times, epoch):
     ends = np.cumsum(sizes).tolist()
     mixture = tuple(Corpus(end, often) for end, often in zip(ends, times, strict=False))
-    order = Order(np.arange(ends[-1]), mixture, 7)
+    order = Order(AllBut(ends[-1], NONE), mixture, 7)
     if not len(order):
         return
     found = np.bincount(order.at(epoch, 0, len(order)), minlength=ends[-1])
@@ -58,7 +72,7 @@ def test_an_epoch_has_every_pair_as_often_as_its_corpus_says(sizes, times, epoch
 
 
 def test_a_part_of_a_corpus_is_another_part_in_every_epoch():
-    order = Order(np.arange(1000), (Corpus(1000, 0.5),), 7)
+    order = Order(AllBut(1000, NONE), (Corpus(1000, 0.5),), 7)
     first, second = (set(order.at(epoch, 0, 500).tolist()) for epoch in (0, 1))
     assert 150 < len(first & second) < 350
 
@@ -90,10 +104,34 @@ def test_stages_change_the_mixture_at_their_step_and_resume_anywhere():
         assert [step.position for step in resumed] == [step.position for step in straight[done:]]
 
 
-def test_the_last_window_of_an_epoch_is_reached_as_quickly_as_the_first():
-    """No order is written down: the work is that of one window, whatever the position."""
-    lengths = np.full(300_000, 10)
-    packing = Packing(128, 1000, 1)
-    row, behind = next(rows_from(Position(50, 299, 0), lengths, lengths, packing))
-    assert behind == Position(50, 299, 1)
-    assert len(row) == 12
+class Counting:
+    """Where sentences end, every one of 10 ids, without a list of them; counts what is looked up."""
+
+    def __init__(self, size):
+        self.size, self.looked_up = size, 0
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, which):
+        self.looked_up += np.size(which)
+        return (np.asarray(which) % self.size + 1) * 10
+
+
+class Ones:
+    def __getitem__(self, which):
+        return np.ones(len(which), np.uint16)
+
+
+def test_any_position_is_restored_by_one_window_however_large_the_corpus():
+    """No order and no lengths are written down: the work is that of one window, whatever the corpus and the position."""
+    work = set()
+    for size in (10**6, 10**11):
+        ends = Counting(size)
+        data = Encoded(Side(Ones(), ends), Side(Ones(), ends))
+        step = next(steps(data, Packing(128, 1000, 1), Share(4, 0, 1, 4), Position(50, 299, 7)))
+        assert step.position == Position(50, 299, 11)
+        assert step.pairs == 48
+        work.add(ends.looked_up)
+    assert len(work) == 1
+    assert work.pop() < 10 * 1000

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.loader import Share
+from dragoman.data.order import Corpus
 from dragoman.data.pack import LongPairs, Packing, Position, best_fit, rows_from
 
 WIDTH = 32
@@ -86,6 +87,43 @@ def test_the_stream_is_the_one_that_older_checkpoints_point_into():
         stream = rows_from(Position(), source, target, Packing(32, 2_000, 3, wide_width))
         digest = sha256(repr([row for row, _ in islice(stream, 3_000)]).encode()).hexdigest()
         assert digest.startswith("6553684b61c12669")
+
+
+def test_wide_steps_are_those_that_older_checkpoints_count():
+    number = np.arange(4_000)
+    source, target = 1 + number * number * 7 % 61, 1 + number * 11 // 3 % 3
+    wide = LongPairs(source, target, Packing(32, 2_000, 3, 64), 16)
+    digest = sha256(repr(list(islice(wide.steps_from(3), 300))).encode()).hexdigest()
+    assert digest.startswith("7e7947d088534dbf")
+
+
+long_sides = st.lists(st.integers(WIDTH + 1, 2 * WIDTH), min_size=1, max_size=25)
+
+
+@given(st.lists(long_sides, min_size=1, max_size=3), st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.5]), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_long_pairs_of_a_part_of_a_corpus_are_others_in_every_epoch(corpora, times, rows_per_step):
+    """An epoch has as many of their rows as the mixture says, as many steps as any other, and all have their turn."""
+    lengths = np.concatenate(corpora)
+    ends = np.cumsum([len(corpus) for corpus in corpora]).tolist()
+    mixture = tuple(Corpus(end, 1.0 if place else times) for place, end in enumerate(ends))
+    wide = LongPairs(lengths, lengths, Packing(WIDTH, 50, 3, 2 * WIDTH), rows_per_step, mixture)
+    assert sorted(pair for row in wide.rows for pair in row) == list(range(len(lengths)))
+    epochs = 80
+    steps = list(islice(wide.steps_from(0), epochs * wide.steps_per_epoch)) if wide.steps_per_epoch else []
+    assert all(len(rows) <= rows_per_step for rows in steps)
+    seen = np.zeros((epochs, len(lengths)), int)
+    for number, rows in enumerate(steps):
+        np.add.at(seen[number // wide.steps_per_epoch], [pair for row in rows for pair in row], 1)
+    first = ends[0]
+    assert (seen[:, first:] == 1).all()
+    own_rows = sum(row[0] < first for row in wide.rows)
+    drawn = [
+        sum(row[0] < first for rows in steps[at : at + wide.steps_per_epoch] for row in rows)
+        for at in range(0, len(steps), wide.steps_per_epoch or 1)
+    ]
+    assert set(drawn) <= {max(round(own_rows * times), 1 if times else 0)}
+    assert (seen[:, :first].sum(axis=0) > 0).all() == bool(times)
 
 
 def test_settings_name_wide_rows_only_where_there_are_some():

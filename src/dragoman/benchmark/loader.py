@@ -1,4 +1,5 @@
-"""The loader alone: how many tokens a second it could feed, made when asked for, and by the thread that works ahead."""
+"""The loader alone: how many tokens a second it could feed, made when asked for, and by the thread that works ahead; and how
+soon it delivers after a restart, also from a corpus many times as large."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from dragoman.benchmark import figures
 from dragoman.benchmark.sentences import opened
 from dragoman.config import Config
-from dragoman.data.loader import Step, prefetched, steps
-from dragoman.data.pack import Position
+from dragoman.data.encode import Encoded, Side
+from dragoman.data.loader import Share, Step, prefetched, steps
+from dragoman.data.pack import Packing, Position
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import packing_of, share_of
+
+LARGE_PAIRS = 20_000_000
 
 
 def measure_loader(config: Config, *, count: int) -> figures.Figures | None:
@@ -28,12 +35,37 @@ def measure_loader(config: Config, *, count: int) -> figures.Figures | None:
             "bench": "loader",
             "steps": count,
             **direct,
+            **restarts(encoded, packing, share),
             **{f"prefetched_{name}": value for name, value in threaded.items() if name.endswith("_per_s")},
             "rows_per_step": share.rows,
             "pinned": pin,
             **figures.circumstances(mesh, data),
         }
         return found if mesh.is_main else None
+
+
+class Repeated:
+    """Ids of a corpus written end to end many times, none of them copied."""
+
+    def __init__(self, ids: Any):
+        self.ids = ids
+
+    def __getitem__(self, which: Any) -> Any:
+        return self.ids[which % len(self.ids)]
+
+
+def restarts(data: Encoded, packing: Packing, share: Share) -> figures.Figures:
+    """Seconds until the first step from a position in the middle, of this corpus and of one of LARGE_PAIRS pairs or more."""
+    times = -(-LARGE_PAIRS // len(data))
+    ends = [np.tile(side.ends, times) + np.repeat(np.arange(times) * side.ends[-1], len(data)) for side in data.sides]
+    large: Any = Encoded(*(Side(Repeated(side.ids), each) for side, each in zip(data.sides, ends, strict=True)))
+    found: figures.Figures = {}
+    for name, corpus in (("restart", data), ("large_restart", large)):
+        middle = Position(epoch=1, window=len(corpus) // packing.window_pairs // 2)
+        began = time.perf_counter()
+        next(steps(corpus, packing, share, middle))
+        found |= {f"{name}_pairs": len(corpus), f"{name}_seconds": round(time.perf_counter() - began, 4)}
+    return found
 
 
 def timed(stream: Iterator[Step], count: int) -> figures.Figures:

@@ -60,12 +60,35 @@ class Side:
         return np.asarray(self.ids[start : self.ends[index]], dtype=np.int64)
 
 
+class Lengths:
+    """Lengths of sentences, computed for those that are asked for: to make a list of all would take as long as the corpus is."""
+
+    def __init__(self, ends: Ints):
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, which: Ints | slice) -> Ints:
+        if isinstance(which, slice):
+            start, stop, _ = which.indices(len(self))
+            return np.diff(self.ends[start:stop], prepend=self.ends[start - 1] if start else 0)
+        return np.asarray(self.ends[which] - np.where(which > 0, self.ends[which - 1], 0))
+
+    def sum(self) -> int:
+        return int(self.ends[-1])
+
+
 @dataclass
 class Encoded:
     """One encoded part (train, valid or test)."""
 
     source: Side
     target: Side
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.source, self.target
 
     def __len__(self) -> int:
         return len(self.source.ends)
@@ -178,7 +201,7 @@ def read_encoded(folder: Path, part: str, vocabulary: Vocabulary) -> Encoded:
         dtype = id_type(size)
         path = folder / f"{part}.{name}.ids"
         try:
-            ends = np.load(folder / f"{part}.{name}.ends.npy", allow_pickle=False)
+            ends = np.load(folder / f"{part}.{name}.ends.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder}: the index of {path.name} is damaged ({error}); prepare again with --force"

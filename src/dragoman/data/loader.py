@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dragoman.data.encode import Encoded, Ints, Side
+from dragoman.data.encode import Encoded, Lengths, Side
 from dragoman.data.order import Mixture
 from dragoman.data.pack import LongPairs, Packing, Position, Row, best_fit, rows_from
 from dragoman.data.subwords import BOS
@@ -128,11 +128,11 @@ def steps(
 
 
 def steps_of_stage(data: Encoded, packing: Packing, share: Share, position: Position, stages: Stages) -> Iterator[Step]:
-    lengths = data.source.lengths, data.target.lengths
+    lengths = Lengths(data.source.ends), Lengths(data.target.ends)
     mixture = stages[position.stage].mixture if stages else ()
     wide_share = share.widened(packing)
     long_pairs = LongPairs(*lengths, packing, wide_share.rows, mixture, position.stage)
-    narrow_rows = rows_from(position, *lengths, packing, mixture)
+    narrow_rows = rows_from(position, *lengths, packing, mixture, long_pairs.pairs)
     wide_rows = long_pairs.steps_from(position.wide)
     while True:
         if position.wide < long_pairs.due(position):
@@ -145,7 +145,7 @@ def steps_of_stage(data: Encoded, packing: Packing, share: Share, position: Posi
 
 
 def one_step(
-    data: Encoded, lengths: tuple[Ints, Ints], rows: list[Row], width: int, share: Share, behind: Position
+    data: Encoded, lengths: tuple[Lengths, Lengths], rows: list[Row], width: int, share: Share, behind: Position
 ) -> Step:
     pairs = np.fromiter(chain.from_iterable(rows), np.int64)
     return Step(

@@ -48,11 +48,29 @@ class Corpus:
 Mixture = tuple[Corpus, ...]
 
 
-class Order:
-    """The pairs of an epoch in random order. `pairs` are those that take part, rising."""
+class AllBut:
+    """The numbers 0 .. size - 1 without a few, rising; looked up, not written down."""
 
-    def __init__(self, pairs: Ints, mixture: Mixture, *key: int):
-        ends = [int(np.searchsorted(pairs, corpus.end)) for corpus in mixture] or [len(pairs)]
+    def __init__(self, size: int, left_out: Ints):
+        self.size, self.left_out = size - len(left_out), left_out
+        self.kept_before = left_out - np.arange(len(left_out))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, places: Ints) -> Ints:
+        return places + np.searchsorted(self.kept_before, places, side="right")
+
+    def below(self, end: int) -> int:
+        """How many are less than `end`."""
+        return end - int(np.searchsorted(self.left_out, end))
+
+
+class Order:
+    """The pairs of an epoch in random order. `pairs` are those that take part."""
+
+    def __init__(self, pairs: AllBut, mixture: Mixture, *key: int):
+        ends = [pairs.below(corpus.end) for corpus in mixture] or [len(pairs)]
         self.starts = np.array([0, *ends[:-1]])
         self.counts = np.array(ends) - self.starts
         times = np.array([corpus.times for corpus in mixture] or [1.0])

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from dragoman.data.order import Ints, Mixture, Order
+from dragoman.data.order import AllBut, Corpus, Ints, Mixture, Order
 
 Row = list[int]  # indices of the pairs in one row
+Lengths = Any  # of all pairs: an array, or something that looks up those of the pairs that it is asked for
 
 PACKER = 3  # raised whenever the same settings give another stream: a position in the old one means other rows
+SCANNED = 1 << 18  # pairs whose lengths are looked at together
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
 
 
@@ -51,8 +53,13 @@ class Packing:
     def settings(self) -> dict[str, int]:
         return {key: value for key, value in asdict(self).items() if key != "wide_width" or value} | {"packer": PACKER}
 
-    def is_long(self, source_lengths: Ints, target_lengths: Ints) -> npt.NDArray[np.bool_]:
-        return np.maximum(source_lengths, target_lengths) > (self.width if self.wide_width else np.inf)
+    def long_pairs(self, source_lengths: Lengths, target_lengths: Lengths) -> Ints:
+        """Those that need a wide row, rising."""
+        found = [np.zeros(0, np.int64)]
+        for start in range(0, len(source_lengths) if self.wide_width else 0, SCANNED):
+            part = slice(start, start + SCANNED)
+            found.append(start + np.flatnonzero(np.maximum(source_lengths[part], target_lengths[part]) > self.width))
+        return np.concatenate(found)
 
 
 def best_fit(source_lengths: Ints, target_lengths: Ints, width: int) -> list[Row]:
@@ -115,14 +122,21 @@ class OpenRows:
 
 
 def rows_from(
-    position: Position, source_lengths: Ints, target_lengths: Ints, packing: Packing, mixture: Mixture = ()
+    position: Position,
+    source_lengths: Lengths,
+    target_lengths: Lengths,
+    packing: Packing,
+    mixture: Mixture = (),
+    long_pairs: Ints | None = None,
 ) -> Iterator[tuple[Row, Position]]:
-    """The endless stream of rows from `position` on, each with the position behind it.
+    """The endless stream of rows from `position` on, each with the position behind it. Who knows the long pairs already need
+    not have them looked for again.
 
     Every epoch has every pair that is not long once, or as often as the mixture says, in an order of its own that follows
     from (seed, stage, epoch)."""
-    narrow = np.flatnonzero(~packing.is_long(source_lengths, target_lengths))
-    order = Order(narrow, mixture, packing.seed, position.stage)
+    if long_pairs is None:
+        long_pairs = packing.long_pairs(source_lengths, target_lengths)
+    order = Order(AllBut(len(source_lengths), long_pairs), mixture, packing.seed, position.stage)
     windows = -(-len(order) // packing.window_pairs)
     here, skip = position._replace(wide=0), position.row
     while windows:
@@ -148,31 +162,40 @@ def next_window(here: Position, windows: int) -> Position:
 class LongPairs:
     """The pairs that need wide rows, cut into steps, and when these are due.
 
-    They are packed once: every epoch has the same rows, and so the same number of steps, in an order of its own."""
+    They are packed once, each corpus by itself, and an epoch has as many rows of a corpus as the mixture says, at least one,
+    drawn anew every time: so every epoch has the same number of steps, and in the long run every pair its turn."""
 
     def __init__(
         self,
-        source_lengths: Ints,
-        target_lengths: Ints,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
         packing: Packing,
         rows_per_step: int,
         mixture: Mixture = (),
         stage: int = 0,
     ):
-        is_long = packing.is_long(source_lengths, target_lengths)
-        order = Order(np.flatnonzero(is_long), mixture, packing.seed, stage)
-        pairs = np.sort(order.at(0, 0, len(order)))
-        rows = best_fit(source_lengths[pairs], target_lengths[pairs], packing.wide_width)
-        self.rows: list[Row] = [pairs[row].tolist() for row in rows]
-        self.steps_per_epoch = -(-len(rows) // rows_per_step)
         self.packing, self.stage = packing, stage
-        narrow = Order(np.flatnonzero(~is_long), mixture, packing.seed, stage)
-        self.narrow_pairs = len(narrow)
-        share = len(narrow) / max(1, len(is_long) - int(is_long.sum()))
-        narrow_tokens = int(
-            share * max(int(lengths.sum(where=~is_long)) for lengths in (source_lengths, target_lengths))
-        )
-        self.narrow_rows = max(1, narrow_tokens // packing.width)  # about: packing them all would take too long
+        self.pairs = packing.long_pairs(source_lengths, target_lengths)
+        self.rows: list[Row] = []
+        shares: list[Corpus] = []
+        corpora = mixture or (Corpus(len(source_lengths)),)
+        cuts = np.searchsorted(self.pairs, [0, *(corpus.end for corpus in corpora)])
+        for corpus, (start, stop) in zip(corpora, pairwise(cuts.tolist()), strict=True):
+            pairs = self.pairs[start:stop]
+            rows = best_fit(source_lengths[pairs], target_lengths[pairs], packing.wide_width)
+            self.rows += [pairs[row].tolist() for row in rows]
+            least = 1 / len(rows) if rows and corpus.times else 0.0
+            shares.append(Corpus(len(self.rows), max(corpus.times, least)))
+        nothing = np.zeros(0, np.int64)
+        self.order = Order(AllBut(len(self.rows), nothing), tuple(shares), packing.seed, stage)
+        self.steps_per_epoch = -(-len(self.order) // rows_per_step)
+        kept = AllBut(len(source_lengths), self.pairs)
+        self.narrow_pairs = len(Order(kept, mixture, packing.seed, stage))
+        share = self.narrow_pairs / max(1, len(kept))
+        tokens = [int(side.sum()) - int(side[self.pairs].sum()) for side in (source_lengths, target_lengths)]
+        self.narrow_rows = max(
+            1, int(share * max(tokens)) // packing.width
+        )  # about: packing them all would take too long
 
     def due(self, position: Position) -> int:
         """How many wide steps there should have been before `position`, so that they are spread over the epoch."""
@@ -190,9 +213,9 @@ class LongPairs:
         """The rows of every wide step from number `wide` on. Steps of an epoch are equally large, but for one row."""
         epoch, first = divmod(wide, self.steps_per_epoch)
         while True:
-            order = (
-                np.random.default_rng([self.packing.seed, self.stage, epoch, 0, 1]).permutation(len(self.rows)).tolist()
-            )
+            chosen = np.sort(self.order.at(epoch, 0, len(self.order)))
+            random = np.random.default_rng([self.packing.seed, self.stage, epoch, 0, 1])
+            order = random.permutation(chosen).tolist()
             cuts = [len(order) * step // self.steps_per_epoch for step in range(self.steps_per_epoch + 1)]
             for step in range(first, self.steps_per_epoch):
                 yield [self.rows[row] for row in order[cuts[step] : cuts[step + 1]]]
