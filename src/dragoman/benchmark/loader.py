@@ -54,11 +54,14 @@ class Repeated:
         return self.ids[which % len(self.ids)]
 
 
+def repeated(side: Side, times: int) -> Side:
+    ids: Any = Repeated(side.ids)
+    return Side(ids, np.tile(side.ends, times) + np.repeat(np.arange(times) * side.ends[-1], len(side.ends)))
+
+
 def restarts(data: Encoded, packing: Packing, share: Share) -> figures.Figures:
     """Seconds until the first step from a position in the middle, of this corpus and of one of LARGE_PAIRS pairs or more."""
-    times = -(-LARGE_PAIRS // len(data))
-    ends = [np.tile(side.ends, times) + np.repeat(np.arange(times) * side.ends[-1], len(data)) for side in data.sides]
-    large: Any = Encoded(*(Side(Repeated(side.ids), each) for side, each in zip(data.sides, ends, strict=True)))
+    large = Encoded(*(repeated(side, -(-LARGE_PAIRS // len(data))) for side in (data.source, data.target)))
     found: figures.Figures = {}
     for name, corpus in (("restart", data), ("large_restart", large)):
         middle = Position(epoch=1, window=len(corpus) // packing.window_pairs // 2)

@@ -86,10 +86,6 @@ class Encoded:
     source: Side
     target: Side
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.source, self.target
-
     def __len__(self) -> int:
         return len(self.source.ends)
 
