@@ -1,5 +1,6 @@
 """Preparing with several processes: the same data whatever their number, and wherever it was interrupted."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -243,10 +244,10 @@ def stages_of(config, **options):
 
 def test_a_mistake_in_a_later_stage_keeps_the_shards_of_those_before(corpus):
     """Hours of cleaning are not lost to a wrong number in the run file."""
-    with pytest.raises(DataError, match=r"vocab_size.*8 finished shards are kept in .*out\.partial"):
-        prepare(config_for(corpus, SHARDS, "subwords.vocab_size=30000"), "test", workers=2)
+    with pytest.raises(DataError, match=r"vocab_size.*Finished shards \(8\) are kept in .*out\.partial"):
+        prepare(config_for(corpus, SHARDS, "subwords.vocab_size=30000"), "test", workers=1)
     assert not (corpus / "out").exists()
-    assert "cleaning train" not in stages_of(config_for(corpus, SHARDS), workers=2)
+    assert "cleaning train" not in stages_of(config_for(corpus, SHARDS), workers=1)
     assert PreparedData(corpus / "out").manifest == expected(corpus)
 
 
@@ -262,7 +263,7 @@ def test_a_disk_that_could_not_be_read_costs_no_finished_shard(corpus, monkeypat
             yield pair
 
     monkeypatch.setattr("dragoman.data.prepare.read_pairs", failing)
-    with pytest.raises(DataError, match=r"Input/output error.*3 finished shards are kept"):
+    with pytest.raises(DataError, match=r"Input/output error.*Finished shards \(3\) are kept"):
         prepare(config, "test", workers=1)
     monkeypatch.undo()
     before = {path.name: path.stat().st_mtime_ns for path in (corpus / "out.partial").glob("cleaned-*/train-*.arrow")}
@@ -271,6 +272,23 @@ def test_a_disk_that_could_not_be_read_costs_no_finished_shard(corpus, monkeypat
     after = {path.name: path.stat().st_mtime_ns for path in data.folder.glob("cleaned-*/train-*.arrow")}
     assert before.items() <= after.items()
     assert data.manifest == expected(corpus)
+
+
+def test_a_cut_file_keeps_its_shards_and_a_whole_one_gives_the_same_data(tmp_path):
+    corpus = write_corpus(tmp_path, sentences(*range(400, 9_400)))
+    shards = "data.shard_pairs=1000"
+    plain = prepare(config_for(corpus, shards, out="plain"), "test", workers=1).manifest
+    whole = gzip.compress((corpus / "train.en").read_bytes())
+    packed = corpus / "train.en.gz"
+    packed.write_bytes(whole[:-200])
+    config = config_for(corpus, shards, f"data.train_source={packed}")
+    with pytest.raises(DataError, match=r"train\.en\.gz: damaged or cut off.* Finished shards \(\d+\) are kept"):
+        prepare(config, "test", workers=1)
+    assert list((corpus / "out.partial").glob("cleaned-*/train-*.arrow"))
+    packed.write_bytes(whole)
+    assert prepare(config, "test", workers=1).manifest["digest"] == plain["digest"]
+    assert not (corpus / "out.partial").exists()
+    assert len(list((corpus / "out").glob("cleaned-*"))) == 1, "what no longer fits is gone"
 
 
 def test_where_nothing_was_finished_nothing_is_left(corpus):

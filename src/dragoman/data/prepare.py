@@ -176,7 +176,7 @@ class Preparation:
         except DataError as error:
             if not (kept := len(cleaned_before(self.cleaned))):
                 raise
-            raise DataError(f"{error}. {kept} finished shards are kept in {self.folder}") from None
+            raise DataError(f"{error}. Finished shards ({kept}) are kept in {self.folder}") from None
 
     def fill(self) -> dict[str, Any]:
         data = self.config.data
