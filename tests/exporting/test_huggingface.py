@@ -6,11 +6,16 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentencepiece import SentencePieceTrainer
 
+from dragoman.cli.stages import prepare, train
+from dragoman.config import load_config
 from dragoman.errors import RunError
 from dragoman.exporting import export
 from dragoman.exporting.huggingface import import_model
+from dragoman.runs import RunFolder, read_json, read_rows
+from dragoman.training.facts import stages_of
 from dragoman.translate import Translator
 
 transformers = pytest.importorskip("transformers")
@@ -137,6 +142,76 @@ def test_both_sides_of_an_imported_vocabulary(opus, pairs, tmp_path):
         theirs = [names[number] for number in tokenizer(text)["input_ids"]]
         ours = [vocabulary.processor.id_to_piece(number) for number in vocabulary.source.encode([text])[0]]
         assert [piece for piece in ours if piece != "▁"] == [piece for piece in theirs if piece != "▁"]
+
+
+FINE_TUNING = """
+preset = "tiny"
+[run]
+folder = "{folder}/run"
+[data]
+corpus = "files"
+folder = "{folder}/data"
+valid_source = "{folder}/valid.tsv"
+[[data.corpora]]
+name = "new"
+pairs = "{folder}/new.tsv"
+weight = 4.0
+[[data.corpora]]
+name = "old"
+pairs = "{folder}/old.tsv"
+[subwords]
+model = "{model}/vocabulary.model"
+[model]
+style = "marian"
+activation = "swish"
+d_model = 32
+heads = 4
+d_ff = 64
+[train]
+start_from = "{model}"
+freeze = ["encoder.0.*"]
+batch_tokens = 256
+max_steps = 24
+log_every = 12
+precision = "fp32"
+[schedule]
+policy = "fixed"
+learning_rate = 0.006
+warmup_steps = 0
+[validation]
+every = 12
+[checkpoint]
+every = 24
+"""
+
+
+def test_an_imported_model_is_fine_tuned_on_new_data_mixed_with_the_old(opus, pairs, tmp_path):
+    """From a run file as in docs/fine-tuning.md; what was learnt goes back to transformers."""
+    model = import_model(opus, tmp_path / "model")
+    for name, chosen in (("new", pairs[::3]), ("old", pairs[1::3]), ("valid", pairs[2::3])):
+        lines = "".join(f"{source}\t{target}\n" for source, target in chosen)
+        (tmp_path / f"{name}.tsv").write_text(lines, encoding="utf-8")
+    (tmp_path / "run.toml").write_text(FINE_TUNING.format(folder=tmp_path, model=model), encoding="utf-8")
+    config, told = load_config(tmp_path / "run.toml"), []
+    mixture = stages_of(prepare(config), config)[0].mixture
+    assert [corpus.times for corpus in mixture] == [4.0, 1.0]
+    train(config, progress=lambda *words: told.append(words))
+    run = RunFolder(tmp_path / "run")
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, run.checkpoint(24)))
+    report, count = read_json(run.start), len(before["output_bias"])
+    assert told[0][:3] == ("starting", 0, 24)
+    assert f"from {model}: {len(report['taken'])} tensors, {count} of {count} rows of " in told[0][3]
+    assert {*report["taken"], *report["rows"]} == before.keys()
+    assert (report["new"], report["left"]) == ([], [])
+    kept = {name for name in before if torch.equal(before[name], after[name])}
+    assert set(report["frozen"]) == {name for name in before if name.startswith("encoder.0.")}
+    assert kept == {*report["frozen"], "output_bias"}, "which transformers does not train either"
+    losses = [row["loss"] for row in read_rows(run.metrics) if row["kind"] == "valid"]
+    assert losses[-1] < losses[0] - 0.2, "it learns"
+    out = export(run.path, tmp_path / "out", kind="huggingface")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).state_dict()
+    assert torch.equal(theirs["model.decoder.layers.1.fc2.weight"], after["decoder.1.feed_forward.outer.weight"])
+    assert f"started from `{model}`" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
