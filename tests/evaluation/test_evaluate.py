@@ -8,11 +8,12 @@ from support import dragoman, tiny_config
 
 from dragoman.cli.stages import evaluate, train
 from dragoman.errors import ConfigError, DataError
-from dragoman.evaluation.breakdown import marked, write_breakdown
+from dragoman.evaluation.breakdown import Cutting, marked, write_breakdown
 from dragoman.evaluation.metrics import compare
 from dragoman.evaluation.sets import named_set
 
 PAIRS = [(f"source {n} & <b>", f"Das rote Haus {n} steht im Wald.") for n in range(40)]
+CUTTING = Cutting()
 GOOD = [reference for _, reference in PAIRS]
 BAD = [text.replace("rote", "blaue") if number % 2 else text for number, text in enumerate(GOOD)]
 
@@ -30,20 +31,40 @@ def test_the_page_marks_differences_and_puts_the_worst_first(tmp_path):
         "test_set": "toy", "model": "m", "sentences": 40, "beam": 4, "time": "now", "against": None,
         "scores": {"bleu": {"score": 50.0, "signature": "a|b"}},
     }  # fmt: skip
-    page = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, None).read_text(encoding="utf-8")
+    page = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, None, CUTTING).read_text(encoding="utf-8")
     chrfs = [float(each) for each in re.findall(r"chrF ([\d.]+)<", page)]
     assert (len(chrfs), chrfs) == (40, sorted(chrfs))
     assert "Das <del>rote</del> Haus 1 steht" in page
     assert "Das <ins>blaue</ins> Haus 1 steht" in page
     assert "source 1 &amp; &lt;b&gt;" in page
     assert "http" not in page, "no external resources"
-    against = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, GOOD).read_text(encoding="utf-8")
+    against = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, GOOD, CUTTING).read_text(encoding="utf-8")
     assert "Sentences that lost most" in against
 
 
 def test_marks_are_escaped():
-    assert marked("a <b>", "a <i>") == ("a <del>&lt;b&gt;</del>", "a <ins>&lt;i&gt;</ins>")
-    assert marked("", "") == ("", "")
+    assert marked("a <b>", "a <i>", CUTTING) == ("a <del>&lt;b&gt;</del>", "a <ins>&lt;i&gt;</ins>")
+    assert marked("", "", CUTTING) == ("", "")
+
+
+def test_languages_without_spaces_are_compared_by_characters_and_cut_as_asked(tmp_path):
+    pairs = [
+        ("the small house stands in the forest", "小房子在森林里"),
+        ("she reads a book in the garden", "她在花园里看书"),
+    ]
+    found = ["小房子在树林里", "她在花园里看报"]
+    assert marked(pairs[0][1], found[0], Cutting("zh", ("en", "zh"))) == (
+        "小房子在<del>森</del>林里",
+        "小房子在<ins>树</ins>林里",
+    )
+    result = {"test_set": "toy", "model": "m", "sentences": 2, "beam": 4, "time": "now", "against": None, "scores": {}}
+    rows = []
+    for tokenize in ("zh", None):
+        cutting = Cutting(tokenize, ("en", "zh_CN"))
+        page = write_breakdown(tmp_path / "page.html", result, pairs, found, None, cutting).read_text(encoding="utf-8")
+        assert "Characters that only the reference has" in page
+        rows.append([float(each) for each in re.findall(r"<td>1 to 10</td><td>2</td><td>([\d.]+)</td>", page)])
+    assert rows[0][0] > 30 > rows[1][0], "words of Chinese are counted only when asked for"
 
 
 def test_named_sets(tmp_path, monkeypatch):

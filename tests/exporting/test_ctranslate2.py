@@ -126,8 +126,10 @@ def test_same_beam_search_without_length_penalty(original, exported, sentences):
     assert their_scores == pytest.approx(scores, abs=1e-4)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "float16", "bfloat16"])
-def test_quantized_export_is_smaller_and_close(original, exported, checkpoint, sentences, tmp_path, quantization):
+@pytest.mark.parametrize("quantization", ["int8", "int8_float16", "float16", "bfloat16"])
+def test_quantized_export_is_smaller_and_close(
+    original, exported, checkpoint, sentences, tmp_path, quantization, caplog
+):
     folder = export(checkpoint, tmp_path / "small", kind="ctranslate2", quantization=quantization)
     assert (folder / "model.bin").stat().st_size < (exported / "model.bin").stat().st_size
     encode = original.vocabulary.processor.encode
@@ -136,6 +138,11 @@ def test_quantized_export_is_smaller_and_close(original, exported, checkpoint, s
     means = [abs(sum(row) - sum(result.log_probs)) / len(row) for row, result in zip(expected, results, strict=True)]
     print(f"{quantization}: largest difference of a sentence's mean log-probability {max(means):.1e}")
     assert max(means) < 0.2
+    here = ctranslate2.get_supported_compute_types("cpu")
+    translator = Translator.load(folder, "cpu")
+    told = f"{folder}: holds {quantization}, which this machine computes as {translator.engine.translator.compute_type}"
+    assert caplog.messages == ([] if quantization in here else [told])
+    assert all(translator.translate(sentences[:4])), "it translates all the same"
 
 
 def test_refusals_in_words(checkpoint, tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from dragoman.config.schema import Clean
 from dragoman.data.corpus import Pair, RawPair, Text
+from dragoman.data.subwords import code_of, is_spaced
 from dragoman.errors import ConfigError, DataError, require_extra
 
 Bools = npt.NDArray[np.bool_]
@@ -39,7 +40,6 @@ RATIO_FROM_CHARACTERS = 60
 COPY_FROM_WORDS = 4  # names, titles and numbers are the same in both languages
 BEGINNING = 16  # letters of a sentence that tell it from nearly all others
 LANGUAGE_FROM_CHARACTERS = 40  # below that every identifier guesses
-UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "bo", "yue"}  # written without spaces: words cannot be counted
 
 TAB = pa.scalar("\t", pa.large_string())
 LOST = "\ufffd"
@@ -181,11 +181,6 @@ def digits_differ(source: str, target: str) -> str | None:
     return "different digits" if found[0] != found[1] else None
 
 
-def code_of(language: str) -> str:
-    """de-AT, de_AT, DE -> de"""
-    return language.replace("_", "-").split("-")[0].lower()
-
-
 def wrong_language(languages: tuple[str, str]) -> Check:
     identifier = require_extra("py3langid.langid", "langid", "clean.language")
     loaded = identifier.LanguageIdentifier.from_model_file(identifier.MODEL_FILE)
@@ -314,7 +309,7 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
     """What a configuration asks for, cheap filters first."""
     mending = {"broken encoding": (section.encoding, ENCODING), "HTML": (section.html, HTML)}
     repairs = {name: repair for name, (choice, repair) in mending.items() if choice == "repair"}
-    spaced = not UNSPACED & {code_of(language) for language in languages}
+    spaced = all(map(is_spaced, languages))  # else words cannot be counted
     characters, words = section.max_characters, section.max_words
     word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
     filters: list[tuple[object, str, Filter]] = [

@@ -41,6 +41,18 @@ SPACE = "\u2581"  # how a space is written in a piece
 PROBES = ("a a", "1 \u200b \xb4 1")  # the latter become white space, or nothing
 LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
+# Languages without spaces between words, by their codes of two and three letters.
+UNSPACED = {"zh", "zho", "cmn", "yue", "ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"}
+
+
+def code_of(language: str) -> str:
+    """de-AT, de_AT, DE -> de"""
+    return language.replace("_", "-").split("-")[0].lower()
+
+
+def is_spaced(language: str) -> bool:
+    """Whether words of this language can be told apart by spaces."""
+    return code_of(language) not in UNSPACED
 
 
 def processor(path: Path) -> sentencepiece.SentencePieceProcessor:

@@ -12,7 +12,7 @@ from typing import Any
 from dragoman import runs
 from dragoman.data.corpus import Pair
 from dragoman.errors import DataError
-from dragoman.evaluation.breakdown import write_breakdown
+from dragoman.evaluation.breakdown import Cutting, write_breakdown
 from dragoman.evaluation.metrics import check_names, compare, score
 from dragoman.evaluation.sets import test_set
 from dragoman.model.folder import read_description
@@ -59,8 +59,9 @@ def evaluate(
     check_names(way.metrics, tokenize)
     folder = find_model(Path(path))
     described = read_description(folder)
+    languages = (described.source_lang, described.target_lang)
     run = run or run_of(Path(path))
-    name, pairs = test_set(run, source, reference, named, (described.source_lang, described.target_lang))
+    name, pairs = test_set(run, source, reference, named, languages)
     baseline = Path(against) if against else None
     others = translations_of(baseline, pairs, way, progress) if baseline else None
     result, translations = measure(folder, name, pairs, way, progress)
@@ -69,7 +70,8 @@ def evaluate(
         references = [pair[1] for pair in pairs]
         result["against"] = {"system": str(against)} | compare(others, translations, references, way.metrics, tokenize)
     if html:
-        result["html"] = str(write_breakdown(Path(html), result, pairs, translations, others))
+        cutting = Cutting(tokenize, languages)
+        result["html"] = str(write_breakdown(Path(html), result, pairs, translations, others, cutting))
     if run:
         before = runs.read_json(run.scores) if run.scores.is_file() else []
         runs.write_json(run.scores, [*before, result])

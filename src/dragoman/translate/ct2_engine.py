@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from dragoman import runs
 from dragoman.data.subwords import NEVER_WRITTEN, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
 from dragoman.translate.request import Hypothesis, Request
+
+log = logging.getLogger(__name__)
 
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
 
@@ -21,11 +25,13 @@ class CTranslate2Engine:
     def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int | None = None):
         """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
         library = require_extra("ctranslate2", "export", "translating with CTranslate2")
+        library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
         threads = threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
         try:
             self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
+        tell_fallback(folder, self.translator.compute_type)
         self.set_seed = library.set_random_seed
         self.source_pieces, self.pieces = vocabulary.source.pieces(), vocabulary.pieces()
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
@@ -126,3 +132,11 @@ class CTranslate2Engine:
             for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
         ]
         return sorted(found, key=lambda hypothesis: -hypothesis.score)[: request.n_best]
+
+
+def tell_fallback(folder: Path, arithmetic: str) -> None:
+    """An export may hold weights in a type that this machine does not compute with."""
+    manifest = folder / runs.MANIFEST
+    stored = runs.read_json(manifest).get("quantization") if manifest.is_file() else None
+    if stored and not arithmetic.startswith(stored):
+        log.warning("%s: holds %s, which this machine computes as %s", folder, stored, arithmetic)

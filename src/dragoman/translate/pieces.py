@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import sentencex
 
-from dragoman.data.subwords import EOS, Vocabulary
+from dragoman.data.subwords import EOS, Vocabulary, is_spaced
 from dragoman.errors import DataError
 
 LONGEST = 250  # subwords of a part: what is longer is split into sentences, and a longer sentence between words
-WITHOUT_SPACES = {"zh", "ja", "th", "lo", "my", "km"}
 
 Alignment = list[tuple[int, int]]
 
@@ -33,7 +32,7 @@ def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, s
         return [Part(ids, space)]
     found = [sentence.strip() for sentence in sentencex.segment(language, text)]
     encoded = vocabulary.encode([sentence for sentence in found if sentence])
-    inside = space if language in WITHOUT_SPACES else ""  # words are cut only where nothing tells them apart
+    inside = "" if is_spaced(language) else space  # words are cut only where nothing tells them apart
     return [part for ids in encoded for part in cut(ids, vocabulary, space, inside)]
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.config.schema import Translate
-from dragoman.data.subwords import Vocabulary
+from dragoman.data.subwords import Vocabulary, is_spaced
 from dragoman.errors import ConfigError, DataError
 from dragoman.model import folder as model_folder
 from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import find_model, is_ctranslate2, read_whole
-from dragoman.translate.pieces import WITHOUT_SPACES, Alignment, Part, aligned_words, checked, parts
+from dragoman.translate.pieces import Alignment, Part, aligned_words, checked, parts
 from dragoman.translate.request import Engine, Hypothesis, Request
 
 MOST_SENTENCES = 2048  # at once
@@ -88,7 +88,7 @@ class Translator:
         prefixes = checked(prefixes or [""] * len(texts))
         if len(prefixes) != len(texts):
             raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
-        space = "" if self.languages[1] in WITHOUT_SPACES else " "
+        space = " " if is_spaced(self.languages[1]) else ""
         source_language = self.languages[0] or "en"
         source = self.vocabulary.source
         cut = [
