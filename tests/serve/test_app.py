@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -181,6 +182,44 @@ def test_clients_of_libretranslate(client):
     ):
         answer = client.post("/translate", json=asked)
         assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_the_source_language_is_guessed_only_where_several_could_be_meant(make, shouter):
+    pytest.importorskip("py3langid")
+    asked = {"q": ["Das ist ein sehr kleines Haus am Rande der Stadt"], "source": "auto", "target": "fr"}
+    with TestClient(make(make.behind(shouter, "one", "en", "fr"))) as client:
+        assert client.post("/detect", json={"q": "ganz gleich"}).json() == [{"confidence": 100.0, "language": "en"}]
+        assert client.post("/translate", json=asked | {"q": "egal"}).json()["detectedLanguage"]["language"] == "en"
+    limits = replace(make.limits, characters_per_text=100, characters=100)
+    both = make.behind(make.shouter(), "one", "en", "fr"), make.behind(make.shouter(), "two", "de", "fr")
+    with TestClient(make(*both, limits=limits)) as client:
+        found = client.post("/detect", data={"q": asked["q"][0]}).json()
+        assert [each["language"] for each in found] == ["de", "en"]
+        assert found[0]["confidence"] > 90
+        assert client.post("/translate", json=asked).json()["detectedLanguage"][0]["language"] == "de"
+        assert client.post("/detect", json={"q": "a" * 101}).status_code == 413
+        assert client.post("/detect", json={}).json()["error"].startswith("q: Field required")
+
+
+def test_without_an_identifier_the_language_has_to_be_named(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    app = make(make.behind(make.shouter(), "one", "en", "fr"), make.behind(make.shouter(), "two", "de", "fr"))
+    with TestClient(app) as client:
+        for path in ("/detect", "/translate"):
+            refused = client.post(path, json={"q": "a", "source": "auto", "target": "fr"})
+            assert (refused.status_code, "name the source language" in refused.json()["error"]) == (400, True)
+        named = client.post("/translate", json={"q": "a", "source": "de", "target": "fr"})
+        assert named.json() == {"translatedText": "A"}
+
+
+def test_a_page_about_the_interface_without_anything_from_elsewhere(client):
+    page = client.get("/docs")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http" not in page.text, "no external resources"
+    for path in client.get("/openapi.json").json()["paths"]:
+        assert f" {path}</h2>" in page.text
+    assert "<code>alternatives</code></td><td>integer</td><td>other translations of every text" in page.text
+    assert "<code>q</code></td><td>string or array of string, needed" in page.text
 
 
 # --- who may ask, and how often ----------------------------------------------------------------------------

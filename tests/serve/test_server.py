@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,8 +49,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_real_server_answers_as_the_translator_does(folder):
-    code = f"from pathlib import Path; from dragoman.serve.server import serve; serve([Path({str(folder)!r})], port=0)"
+@contextmanager
+def running(folder, before=""):
+    """The server in a process of its own, and its address; `before` is done in it first."""
+    code = f"from pathlib import Path; from dragoman.serve.server import serve; {before}\nserve([Path({str(folder)!r})], port=0)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
@@ -54,14 +60,114 @@ def test_a_real_server_answers_as_the_translator_does(folder):
             assert server.stdout.readline().startswith(f"{folder}: en to de, "), server.stderr.read()
             line = server.stdout.readline()
             assert line.startswith("serving at http://127.0.0.1:")
-            address = line.split(" at ")[1].split()[0]
-            assert httpx.get(f"{address}/ready", timeout=20).json() == {"status": "ready"}
-            answer = httpx.post(f"{address}/v1/translate", json={"texts": TEXTS, "beam": 2}, timeout=20).json()
-            assert answer["translations"] == Translator.load(folder, "cpu").translate(TEXTS, beam=2)
-            assert answer["translations"][0]
+            yield server, line.split(" at ")[1].split()[0]
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with running(folder) as (_, address):
+        yield address
+
+
+def test_a_real_server_answers_as_the_translator_does(folder, address):
+    assert httpx.get(f"{address}/ready", timeout=20).json() == {"status": "ready"}
+    answer = httpx.post(f"{address}/v1/translate", json={"texts": TEXTS, "beam": 2}, timeout=20).json()
+    assert answer["translations"] == Translator.load(folder, "cpu").translate(TEXTS, beam=2)
+    assert answer["translations"][0]
+
+
+def test_a_client_of_libretranslate(folder, address):
+    """The published one, as it is."""
+    library = pytest.importorskip("libretranslatepy")
+    client = library.LibreTranslateAPI(address)
+    assert client.translate(TEXTS[0], "en", "de") == Translator.load(folder, "cpu").translate(TEXTS[:1])[0]
+    assert client.detect(TEXTS[0]) == [{"confidence": 100.0, "language": "en"}]
+    assert [language["code"] for language in client.languages()] == ["de", "en"]
+
+
+STRANGE = {
+    "nothing": "",
+    "control characters": "a\x00b\x07\x1b[31mc\x85d",
+    "mixed scripts": "the кот 家 sees",
+    "emoji": "😀👩‍👩‍👧‍👦 ❤️",
+    "right to left": "\u202eשלום مرحبا",
+    "lines": "a\r\nb\u2028c",
+    "nobody's letters": "\ue000\uffff\U0010ffff",
+}
+
+
+@pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE.keys())
+def test_whatever_is_asked_is_answered(address, text):
+    with httpx.Client(base_url=address, timeout=20) as client:
+        answer = client.post("/v1/translate", json={"texts": [text, TEXTS[0]], "alignment": True, "alternatives": 1})
+        assert (answer.status_code, len(answer.json()["translations"])) == (200, 2)
+        libre = client.post("/translate", data={"q": text, "source": "en", "target": "de"})
+        assert libre.json()["translatedText"] == answer.json()["translations"][0]
+        lines = client.post("/v1/stream", json={"text": text}).text.splitlines()
+        assert all("translation" in json.loads(line) for line in lines)
+        assert len(lines) >= 1
+
+
+def test_a_megabyte_without_a_space_is_refused_in_words(address):
+    endless = "abcdefgh" * 125_000
+    with httpx.Client(base_url=address, timeout=20) as client:
+        for path, body, words in (
+            ("/v1/translate", {"texts": [endless]}, "texts.0: 1,000,000 characters; at most 10,000. Split the text"),
+            ("/v1/stream", {"text": endless}, "text: 1,000,000 characters; at most 200,000. Send several requests"),
+            (
+                "/translate",
+                {"q": endless, "target": "de"},
+                "texts.0: 1,000,000 characters; at most 10,000. Split the text",
+            ),
+            ("/v1/translate", {"texts": [endless * 3]}, "request: more than 2,097,152 bytes. Send several requests"),
+        ):
+            answer = client.post(path, json=body)
+            assert (answer.status_code, list(answer.json().values())) == (413, [words])
+        most = client.post("/v1/translate", json={"texts": [endless[:10_000]]})
+        assert (most.status_code, bool(most.json()["translations"][0])) == (200, True), "what is allowed is translated"
+        stream = client.post("/v1/stream", json={"text": endless[:20_000]})
+        assert json.loads(stream.text)["translation"]
+
+
+SLOW = """
+import time; from dragoman.translate import Translator; search = Translator.search
+def slowly(self, texts, *rest, **options):
+    if texts == ["slow"]:
+        print("translating", flush=True)
+        while not Path({file!r}).exists(): time.sleep(0.01)
+    return search(self, texts, *rest, **options)
+Translator.search = slowly
+"""
+
+
+def test_a_request_in_flight_is_answered_after_the_signal(folder, tmp_path):
+    file = tmp_path / "go on"
+    with running(folder, SLOW.format(file=str(file))) as (server, address), ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(httpx.post, f"{address}/v1/translate", json={"texts": ["slow"]}, timeout=20)
+        assert server.stdout.readline() == "translating\n"
+        server.send_signal(signal.SIGTERM)
+        until_closed(address)
+        assert not asked.done()
+        file.touch()
+        assert asked.result().status_code == 200
+        assert asked.result().json()["translations"] == Translator.load(folder, "cpu").translate(["slow"])
+        assert server.wait(20) in (0, -signal.SIGTERM)
+
+
+def until_closed(address):
+    """Nobody new comes in."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            if httpx.get(f"{address}/ready", timeout=20).status_code == 503:
+                return
+        except httpx.HTTPError:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the server went on as if nothing had been said")
 
 
 def test_a_busy_port_is_said_in_one_line_before_the_model_is_read():

@@ -1,8 +1,8 @@
 """The HTTP interface: what may be asked, and what is answered. Needs the extra `serve`; entered through server.py.
 
     POST /v1/translate {"texts": [...]}     ->  {"translations": [...]}      POST /v1/stream {"text": "..."}  ->  a JSON line a sentence
-    POST /translate, GET /languages             as LibreTranslate, for its clients
-    GET  /v1/models  /health  /ready  /metrics  /openapi.json  /             (the page for people)
+    POST /translate, /detect, GET /languages    as LibreTranslate, for its clients
+    GET  /v1/models  /health  /ready  /metrics  /openapi.json  /docs  /      (the page for people)
 
 Every error is answered with {"detail": "one line"}, to clients of LibreTranslate with {"error": "one line"}. The types of
 requests are imported at the top of the module: FastAPI resolves annotations there, not inside functions.
@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import sentencex
@@ -33,22 +33,33 @@ from pydantic import ValidationError
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
+from dragoman import __version__
+from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
+from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
 from dragoman.serve.messages import (
     LIBRE_WRONG,
     WRONG,
     Detail,
+    DetectRequest,
+    LibreBody,
     LibreRequest,
     StreamRequest,
     TranslateRequest,
     TranslateResponse,
 )
+from dragoman.serve.reference import reference
 from dragoman.serve.refusals import BodyLimit, explain, explain_failure, explain_invalid
 from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
 
+Body = TypeVar("Body", bound=LibreBody)
 LOOK_SECONDS = 0.5  # between two looks whether the client is still there
+
+
+STYLED = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PLAIN = {"X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,7 @@ class Doors:
     def __init__(self, served: list[Served], limits: Limits, keys: Keys):
         self.served, self.limits, self.keys = served, limits, keys
         self.rate = Rate(limits.requests_per_minute)
+        self.detector = Detector([each.source for each in served])
         self.stopping: Callable[[], bool] = lambda: False  # whether the server was asked to stop
 
     def enter(self, request: Request, key: str | None = None) -> None:
@@ -95,6 +107,20 @@ class Doors:
             words = "several models fit" if fitting else "no model for that; there are"
             raise HTTPException(404, f"{words}: {there}. Name source and target, or model")
         return fitting[0]
+
+    async def detect(self, text: str) -> list[tuple[str, float]]:
+        """In a thread: loading the identifier takes a second, the first time."""
+        try:
+            return await asyncio.to_thread(self.detector, text)
+        except MissingExtra as error:
+            raise HTTPException(400, f"{error}. Or name the source language") from None
+
+    async def source_of(self, source: str, target: str, texts: list[str]) -> str:
+        """The language that is named; of several that could be meant the likeliest."""
+        possible = {each.source for each in self.served if each.target == target}
+        if source not in ("auto", "") or len(possible) < 2:
+            return source
+        return next((code for code, _ in await self.detect(" ".join(texts)) if code in possible), source)
 
     def check(self, texts: list[str], beam: int | None, alternatives: int) -> None:
         limits = self.limits
@@ -170,9 +196,8 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
         yield
         await asyncio.gather(*(asyncio.to_thread(each.batcher.close, 30.0) for each in served))
 
-    app = FastAPI(
-        title="dragoman", docs_url=None, redoc_url=None, lifespan=life
-    )  # their pages load scripts from elsewhere
+    # FastAPI's own pages load scripts from elsewhere; ours is at /docs.
+    app = FastAPI(title="dragoman", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.state.doors = doors
     app.add_middleware(BodyLimit, limit=limits.body_bytes)
     app.add_exception_handler(RequestValidationError, explain_invalid)
@@ -233,7 +258,7 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
                 for (number, sentence), future in zip(sentences, futures, strict=True):
                     best = (await asyncio.wrap_future(future))[0]
                     line = {"source": sentence, "translation": best.text, "paragraph": number}
-                    yield json.dumps(line, ensure_ascii=False) + "\n"
+                    yield json.dumps(line) + "\n"  # in ASCII: some clients take U+2028 for the end of a line
             finally:
                 job.cancel()
 
@@ -241,18 +266,16 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
 
 
 def add_libre(app: FastAPI, doors: Doors) -> None:
-    schema = {"schema": LibreRequest.model_json_schema()}
-    kinds = {"application/json": schema, "application/x-www-form-urlencoded": schema}
-
-    @app.post("/translate", responses=LIBRE_WRONG, openapi_extra={"requestBody": {"content": kinds, "required": True}})
+    @app.post("/translate", responses=LIBRE_WRONG, openapi_extra=body_of(LibreRequest))
     async def libretranslate(request: Request) -> dict[str, Any]:
         """The request of LibreTranslate, for its clients: JSON or a form; text only."""
-        asked = await read_libre(request)
+        asked = await read_libre(request, LibreRequest)
         doors.enter(request, asked.api_key)
         if asked.format != "text":
             raise HTTPException(400, f"format: {asked.format!r}; only text is translated here")
-        served = doors.find(None, asked.source, asked.target)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        doors.check(texts, None, asked.alternatives)
+        served = doors.find(None, await doors.source_of(asked.source, asked.target, texts), asked.target)
         job, futures = doors.begin(served, texts, None, asked.alternatives)
         found = await doors.finish(request, job, futures)
         best = [text[0].text for text in found]
@@ -261,10 +284,18 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         answer: dict[str, Any] = {"translatedText": best[0] if alone else best}
         if asked.alternatives:
             answer["alternatives"] = others[0] if alone else others
-        if asked.source == "auto":  # a model has one source language: it is said, not guessed
+        if asked.source == "auto":
             language = {"confidence": 100, "language": served.source}
             answer["detectedLanguage"] = language if alone else [language] * len(texts)
         return answer
+
+    @app.post("/detect", responses=LIBRE_WRONG, openapi_extra=body_of(DetectRequest))
+    async def detect(request: Request) -> list[dict[str, Any]]:
+        """As LibreTranslate: how likely a text is in each of the languages that are translated from."""
+        asked = await read_libre(request, DetectRequest)
+        doors.enter(request, asked.api_key)
+        doors.check([asked.q], None, 0)
+        return [{"confidence": share, "language": code} for code, share in await doors.detect(asked.q)]
 
     @app.get("/languages")
     async def languages() -> list[dict[str, Any]]:
@@ -274,15 +305,19 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         return [{"code": code, "name": code, "targets": targets[code]} for code in codes]
 
 
-async def read_libre(request: Request) -> LibreRequest:
+def body_of(kind: type[LibreBody]) -> dict[str, Any]:
+    schema = {"schema": kind.model_json_schema()}
+    kinds = {"application/json": schema, "application/x-www-form-urlencoded": schema}
+    return {"requestBody": {"content": kinds, "required": True}}
+
+
+async def read_libre(request: Request, kind: type[Body]) -> Body:
     body = await request.body()
     try:
         if "x-www-form-urlencoded" in request.headers.get("content-type", ""):
             form = parse_qs(body.decode(), keep_blank_values=True)
-            return LibreRequest.model_validate(
-                {key: values if len(values) > 1 else values[0] for key, values in form.items()}
-            )
-        return LibreRequest.model_validate(json.loads(body))
+            return kind.model_validate({key: values if len(values) > 1 else values[0] for key, values in form.items()})
+        return kind.model_validate(json.loads(body))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise HTTPException(400, problems) from None
@@ -310,9 +345,13 @@ def add_facts(app: FastAPI, doors: Doors) -> None:
         known = [{"name": each.name, "source": each.source, "target": each.target} for each in doors.served]
         return {"models": known, "limits": asdict(doors.limits), "needs_key": bool(doors.keys.keys)}
 
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(reference(app.openapi()), headers={"Content-Security-Policy": STYLED, **PLAIN})
+
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def people() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy, **PLAIN})
 
 
 def read_page() -> tuple[str, str]:

@@ -53,13 +53,22 @@ class StreamRequest(Strict):
     beam: int | None = Field(default=None, ge=1)
 
 
-class LibreRequest(BaseModel):
+class LibreBody(BaseModel):
+    """JSON or a form."""
+
+    api_key: str | None = None
+
+
+class DetectRequest(LibreBody):
+    q: str
+
+
+class LibreRequest(LibreBody):
     q: str | list[str]
     source: str = "auto"
     target: str
     format: str = "text"
     alternatives: int = Field(default=0, ge=0)
-    api_key: str | None = None
 
     @field_validator("q", mode="before")
     @classmethod

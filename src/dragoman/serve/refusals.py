@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 WORDS = 300  # characters of an explanation
-LIBRE = ("/translate", "/languages")
+LIBRE = ("/translate", "/detect", "/languages")
 
 
 def answer(request: Request, status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
