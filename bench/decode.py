@@ -48,6 +48,7 @@ from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import find_model, read_whole
 from dragoman.translate.request import Request
 from dragoman.translate.torch_engine import TorchEngine
+from dragoman.translate.translator import batches
 
 Ids = list[list[int]]
 Search = Callable[[Ids], Ids]  # of one batch: the best hypothesis of every source
@@ -109,8 +110,8 @@ def without_marks(row: list[int]) -> list[int]:
 
 def throughput(search: Search, sources: Ids, size: int, device: torch.device) -> tuple[float, Ids]:
     """Target tokens/s with batches of so many sentences of similar length, and all translations."""
-    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-    split = [order[start : start + size] for start in range(0, len(order), size)]
+    split = list(batches(sources, [0] * len(sources), size * max(map(len, sources)), 1))
+    split = [batch[start : start + size] for batch in split for start in range(0, len(batch), size)]
     if device.type == "cuda":  # every shape twice: the second time it is recorded
         for _ in range(2):
             for batch in split:
@@ -174,7 +175,8 @@ def random_folder(preset: str, folder: Path) -> Path:
     (folder / "pieces" / "vocabulary.model").write_bytes(proto.SerializeToString())
     model = Transformer(config.model, size)
     model.init_weights(1)
-    description = Description(config.model, size, "en", "de", config.translate)
+    searched = config.translate.model_copy(update={"extra_length": 1})  # nothing ends by itself
+    description = Description(config.model, size, "en", "de", searched)
     write_model(folder, model.state_dict(), description, folder / "pieces" / "vocabulary.model")
     return folder
 
@@ -228,7 +230,7 @@ def main() -> None:
             row["latency_ms"] = round(latency(search, sources, device, options.times), 2)
             if references:
                 row["bleu"] = score(texts, vocabulary.decode(found), references, ["bleu"])["bleu"]["score"]
-        facts: dict[str, Any] = {"cold_seconds": cold_start(folder, scratch, device)} if options.model else {}
+        facts: dict[str, Any] = {"cold_seconds": cold_start(folder, scratch)}
     tell(rows, options)
     peer, ours = rows.get("hugging face"), rows[best_of(rows)]
     if peer:
@@ -269,7 +271,7 @@ def systems(
         yield f"ctranslate2-{kind}", ctranslate2(out, vocabulary, request, options.threads)
 
 
-def cold_start(folder: Path, scratch: Path, device: torch.device) -> float:
+def cold_start(folder: Path, scratch: Path) -> float:
     out = (
         scratch / "int8"
         if (scratch / "int8").exists()

@@ -143,10 +143,10 @@ def test_whatever_comes_a_translation_goes(folder, text):
         assert found[0] == found[2]
 
 
-def test_a_megabyte_without_a_space_from_the_command_line(folder, tmp_path):
-    (tmp_path / "in").write_text("abcdefgh" * 125_000 + "\n\nfine\n", encoding="utf-8")
-    told = dragoman("translate", str(folder), str(tmp_path / "in"), "--beam", "1").stdout
-    assert [bool(line) for line in told.split("\n")] == [True, False, True, False], "a line for a line"
+def test_a_megabyte_without_a_space(folder, echo):
+    texts = ["abcdefgh" * 125_000, "", "fine"]
+    assert echo.translate(texts) == texts, "nothing is lost"
+    assert [bool(text) for text in Translator.load(folder, "cpu").translate(texts, beam=1)] == [True, False, True]
 
 
 def test_folders_that_are_not_what_they_should_be(folder, tmp_path):
