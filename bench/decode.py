@@ -209,6 +209,8 @@ def sentences(options: argparse.Namespace, folder: Path, vocabulary: Vocabulary)
 def main() -> None:
     options = parse()
     device = pick_device(options.device)
+    if device.type == "cpu":
+        torch.set_num_threads(options.threads)  # all systems have as many
     with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
         scratch = Path(temporary)
         folder = find_model(Path(options.model)) if options.model else random_folder(options.preset, scratch / "random")
@@ -311,7 +313,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--times", type=int, default=20, help="to measure the latency")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=2, help="of CTranslate2")
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU, of every system")
     parser.add_argument(
         "--types", nargs="+", default=["float32", "int8"], help="of weights in CTranslate2; all: float32 int16 int8 ..."
     )

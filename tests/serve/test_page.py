@@ -112,6 +112,14 @@ def test_errors_are_seen(page, shouter):
     page.fill("#text", "fine")
     page.click("#go")
     shown(page, "FINE")
+    playwright.expect(page.locator("#result.old")).to_have_count(0)
+    page.fill("#text", "crash")
+    page.click("#go")
+    playwright.expect(page.locator("#problem")).to_contain_text("the translation failed")
+    playwright.expect(page.locator("#result.old")).to_have_text("FINE")
+    page.fill("#text", "fine")
+    page.click("#go")
+    playwright.expect(page.locator("#problem")).to_have_text("")
     assert page.inner_text("#problem") == ""
 
 
