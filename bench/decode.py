@@ -48,7 +48,6 @@ from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import find_model, read_whole
 from dragoman.translate.request import Request
 from dragoman.translate.torch_engine import TorchEngine
-from dragoman.translate.translator import batches
 
 Ids = list[list[int]]
 Search = Callable[[Ids], Ids]  # of one batch: the best hypothesis of every source
@@ -110,8 +109,8 @@ def without_marks(row: list[int]) -> list[int]:
 
 def throughput(search: Search, sources: Ids, size: int, device: torch.device) -> tuple[float, Ids]:
     """Target tokens/s with batches of so many sentences of similar length, and all translations."""
-    split = list(batches(sources, [0] * len(sources), size * max(map(len, sources)), 1))
-    split = [batch[start : start + size] for batch in split for start in range(0, len(batch), size)]
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+    split = [order[start : start + size] for start in range(0, len(order), size)]
     if device.type == "cuda":  # every shape twice: the second time it is recorded
         for _ in range(2):
             for batch in split:
