@@ -143,9 +143,8 @@ def test_whatever_comes_a_translation_goes(folder, text):
         assert found[0] == found[2]
 
 
-def test_a_megabyte_without_a_space(folder, echo):
+def test_a_megabyte_without_a_space(folder):
     texts = ["abcdefgh" * 125_000, "", "fine"]
-    assert echo.translate(texts) == texts, "nothing is lost"
     assert [bool(text) for text in Translator.load(folder, "cpu").translate(texts, beam=1)] == [True, False, True]
 
 
