@@ -30,12 +30,23 @@ def strings(node):
         yield node
 
 
+def documents(path):
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def pods(node):
+    """Descriptions of pods, wherever they stand."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        if isinstance(value, dict) and "containers" in value:
+            yield value
+        yield from pods(value)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_command_lines_are_understood(path):
     from torch.distributed.run import get_args_parser
 
-    text = path.read_text(encoding="utf-8")
-    lines = " ".join(strings(yaml.safe_load(text))).replace("\\\n", " ")
+    lines = " ".join(strings(documents(path))).replace("\\\n", " ")
     trains = re.findall(r"dragoman train (\S+) ([-\w .=]*?--resume)", lines)
     assert trains, "no run is started"
     for run_file, options in trains:
@@ -48,6 +59,36 @@ def test_command_lines_are_understood(path):
     for found in re.findall(r"torchrun (.*?) -m dragoman", lines, re.DOTALL):
         given = {word.partition("=")[0] for word in found.split() if word.startswith("--")}
         assert given <= known, "an option that torchrun does not know"
+
+
+@pytest.mark.parametrize("name", ["kubeflow-trainjob.yaml", "jobset.yaml"])
+def test_pods_can_share_memory_and_have_time_for_a_last_checkpoint(name):
+    (pod,) = pods(documents(DEPLOY / name))
+    assert pod["terminationGracePeriodSeconds"] >= 120
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+    assert "persistentVolumeClaim" in mounts["/work"]
+
+
+def test_the_job_of_kubeflow_names_the_runtime_beside_it():
+    runtime, job = documents(DEPLOY / "kubeflow-trainjob.yaml")
+    wanted = job["spec"]["runtimeRef"]
+    assert (wanted["kind"], wanted["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node", "the name that Trainer gives the address of the first node for"
+    trainer = job["spec"]["trainer"]
+    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+
+
+def test_a_preempted_job_of_skypilot_goes_on():
+    path = DEPLOY / "skypilot.yaml"
+    (job,) = documents(path)
+    assert "sky jobs launch" in path.read_text(encoding="utf-8"), "nobody starts a job of `sky launch` again"
+    assert job["resources"]["job_recovery"]["max_restarts_on_errors"] > 0
+    assert job["run"].startswith("cd /work\n"), "what is written beside the mounted folder is lost"
+    assert "/work" in job["file_mounts"]
 
 
 def test_no_key_and_no_open_port_is_in_the_image():
