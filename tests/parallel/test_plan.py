@@ -43,6 +43,15 @@ def test_a_faster_network_never_makes_a_step_longer(each):
     assert alone.efficiency == 1
 
 
+def test_packing_that_is_slower_than_the_link_is_what_a_step_waits_for():
+    slow = replace(REFERENCE, pack_seconds={"int8": 1e-7})
+    seconds = BASE * 1e-7
+    found = plan.forecast(slow, "ddp", "int8")
+    assert found.exchange_seconds == pytest.approx(seconds, rel=0.01)
+    assert plan.forecast(slow, "ddp") == plan.forecast(REFERENCE, "ddp"), "fp32 is not packed"
+    assert plan.forecast(slow, "local", "int8").exposed_seconds > seconds / slow.inner_steps
+
+
 @pytest.mark.parametrize(
     ("rate", "latency", "chosen"),
     [
@@ -75,5 +84,7 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     found = [planned(str(tmp_path / "run"), "--gpus", gpus) for gpus in ("1", "2")]
     seconds = [each["setting"]["compute_seconds"] for each in found]
     assert 0 < seconds[0] < 10
+    packing = found[0]["setting"]["pack_seconds"]
+    assert packing["fp32"] == 0 < packing["bf16"] < packing["int8"], "tried out on this machine"
     assert seconds[1] == pytest.approx(seconds[0] / 2)
     assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)

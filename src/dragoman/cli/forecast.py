@@ -62,8 +62,20 @@ def setting_of(
         micro_batches=-(-train.batch_tokens // (hosts * gpus * at_once)),
         inner_steps=config.parallel.inner_steps,
         fragments=config.parallel.fragments,
+        pack_seconds=pack_seconds(train.device),
         gloo=train.device == "cpu",
     )
+
+
+def pack_seconds(device: str) -> dict[str, float]:
+    """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing."""
+    import torch
+
+    from dragoman.parallel import wire
+
+    if device != "cpu" and not torch.cuda.is_available():
+        return {}
+    return wire.work_seconds(torch.device("cpu" if device == "cpu" else "cuda"))
 
 
 def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tokens: float, price: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dragoman.errors import DragomanError
 
@@ -36,7 +36,7 @@ class Setting:
     inner_steps: int = 20
     fragments: int = 4
     backward_share: float = 2 / 3
-    pack_seconds: float = 0.0  # of work of the host for every number that is exchanged
+    pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is exchanged
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
 
     @property
@@ -91,7 +91,7 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
-    packing = setting.parameters * setting.pack_seconds / rare
+    packing = setting.parameters * setting.pack_seconds.get(wire, 0.0) / rare
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
     if strategy in EVERY_BUCKET:  # one is worked on while another travels
         return max(travel, packing) + rounds
