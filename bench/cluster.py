@@ -1,14 +1,18 @@
 """Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
 
-    python bench/cluster.py [--quick] [--only speed] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 400]
+    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1000]
 
 Needs root and iproute2. Two parts:
 
 - Speed. Computing is a sleep, as on a machine whose GPU does it: two cores can then show what any network does to a model of any
   size. Exchange is real: the strategies of dragoman, gloo, real bytes over links of the given rate. The ratio of parameters to
-  seconds is that of transformer-base on an older GPU (60 million in 0.3 s). Every forecast of `dragoman plan` stands beside.
-- Quality. The task of `dragoman demo` with real `dragoman launch` on two hosts, every strategy on the same tokens, several seeds;
-  and what each has reached when the fastest is done, at 100 Mbit/s.
+  seconds is that of transformer-base on an older GPU (60 million in 0.3 s). Every forecast of `dragoman plan` stands beside. Before
+  and after each cell steps without exchange are measured, and their mean is what it is held against: machines waver.
+- Quality. The task and the model of `dragoman demo` with real `dragoman launch` on two hosts, every strategy on the same tokens, several
+  seeds; steps are smaller than those of the demo, so that there are many of them. At equal time: each strategy also runs some
+  steps at every limited rate. When the fastest has done all its steps, another has done (its seconds a step) fewer of them, and
+  its BLEU is read from its curve of validations, between two of them in a straight line. The learning rate of that curve was made for
+  all steps: a run that is planned to be shorter ends a little better.
 
 Prints tables, and one JSON object as its last line.
 """
@@ -28,6 +32,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ from torch import Tensor, nn
 
 from dragoman import runs
 from dragoman.cli.demo import RUN_FILE
+from dragoman.cli.stages import prepare
 from dragoman.config import load_config, to_toml
 from dragoman.config.schema import Parallel
 from dragoman.parallel import plan
@@ -70,8 +76,8 @@ class Cell:
         return Parallel(strategy=strategy, wire=wire, inner_steps=self.inner_steps)
 
 
+ALONE = Cell("none")
 ONE_EACH = [
-    Cell("none"),
     Cell("ddp"),
     Cell("ddp", "bf16"),
     Cell("ddp", "int8"),
@@ -83,12 +89,12 @@ ONE_EACH = [
     Cell("streaming", "int8", LONG),
 ]
 TWO_EACH = [
-    Cell("none"),
     Cell("ddp"),
     Cell("two_level"),
     Cell("two_level", "int8"),
     Cell("hybrid"),
     Cell("local", "int8"),
+    Cell("streaming", "int8", LONG),
 ]
 
 
@@ -244,31 +250,36 @@ class Ranks:
 def speeds(
     hosts: int, each: int, cells: list[Cell], rates: list[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Every cell at every rate. The step without exchange, and what a strategy costs without a limit, calibrate the forecast."""
+    """Every cell at every rate. The steps without exchange around it, and what a strategy costs without a limit, calibrate the
+    forecast."""
     rows: list[dict[str, Any]] = []
-    base, work = 0.0, dict[Cell, float]()
+    work = dict[Cell, float]()
     with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
         ranks = Ranks(lab, each, options)
         for rate in rates:
             lab.limit(rate)
+            before = ranks.measure(ALONE, options.seconds)["step_seconds"]
             for cell in cells:
-                found = ranks.measure(cell, options.seconds * (3 if cell.strategy == "none" else 1))
-                if cell.strategy == "none":  # what all others are held against
-                    base = found["step_seconds"]
+                found = ranks.measure(cell, options.seconds)
+                after = ranks.measure(ALONE, options.seconds)["step_seconds"]
                 setting = plan.Setting(
                     options.parameters,
                     0,
                     hosts,
                     each,
-                    base,
+                    (before + after) / 2,
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
                     gloo=True,
                 )
-                if not rate and cell.strategy != "none":  # nothing but the work of the hosts
+                if not rate:  # nothing but the work of the hosts
                     work[cell] = plan.work_of_hosts(setting, cell.strategy, found["step_seconds"])
-                rows.append(row(replace(setting, pack_seconds=work.get(cell, 0.0)), rate, cell, found))
+                calibrated = replace(setting, pack_seconds={cell.wire: work.get(cell, 0.0)})
+                rows.append(
+                    row(calibrated, rate, cell, found) | {"alone_ms": [round(1e3 * before, 1), round(1e3 * after, 1)]}
+                )
                 tell(rows[-1])
+                before = after
         ranks.end()
     return rows
 
@@ -287,8 +298,6 @@ def row(setting: plan.Setting, rate: str, cell: Cell, found: dict[str, float]) -
         "sent_mb": round(found["sent_bytes"] / 1e6, 3),
         "steps": found["steps"],
     }
-    if cell.strategy == "none":
-        return measured
     forecast = plan.forecast(setting, cell.strategy, cell.wire)
     measured["predicted_mb"] = round(forecast.sent_bytes / 1e6, 3)
     measured["bytes_error"] = round(forecast.sent_bytes / found["sent_bytes"] - 1, 4)
@@ -298,11 +307,8 @@ def row(setting: plan.Setting, rate: str, cell: Cell, found: dict[str, float]) -
     return measured
 
 
-HEADS = ["layout", "network", "strategy", "step", "exposed", "efficiency", "sent a step", "predicted", "step predicted"]
-
-
 def tell(found: dict[str, Any]) -> None:
-    predicted = f"{found['predicted_mb']:9.3f} MB ({found['bytes_error']:+.1%})" if "predicted_mb" in found else ""
+    predicted = f"{found['predicted_mb']:9.3f} MB ({found['bytes_error']:+.1%})"
     in_time = f"{found['predicted_ms']:9.1f} ms ({found['time_error']:+.1%})" if "predicted_ms" in found else ""
     print(
         f"{found['hosts']} x {found['ranks_per_host']}  {found['rate']:11s} {found['strategy']:22s} {found['step_ms']:9.1f} ms "
@@ -313,90 +319,108 @@ def tell(found: dict[str, Any]) -> None:
 
 # --- the second part: quality -------------------------------------------------------------------------------------
 
-QUALITY = {
-    "ddp": [],
-    "streaming int8, H=20": ["parallel.strategy=streaming", "parallel.wire=int8"],
-    f"streaming int8, H={LONG}": ["parallel.strategy=streaming", "parallel.wire=int8", f"parallel.inner_steps={LONG}"],
-    "ddp int8": ["parallel.wire=int8"],
-    "local bf16, H=20": ["parallel.strategy=local", "parallel.wire=bf16"],
-}
+QUALITY = [
+    Cell("ddp"),
+    Cell("streaming", "int8"),
+    Cell("ddp", "bf16"),
+    Cell("ddp", "int8"),
+    Cell("local", "int8"),
+]
+VALIDATIONS = 8
+SLOW_STEPS = 40
+MODEL = ["train.batch_tokens=1024", "train.tokens_per_gpu=512", "checkpoint.every=100000", "monitor.tensorboard=false"]
+
+
+class Task:
+    """The demo, prepared once, on two hosts."""
+
+    def __init__(self, lab: Lab, folder: Path, steps: int):
+        self.lab, self.folder, self.steps, self.number = lab, folder, steps, 0
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(RUN_FILE.format(folder=folder), encoding="utf-8")
+        prepare(load_config(self.run_file))
+
+    def trained(self, cell: Cell, *overrides: str) -> dict[str, Any]:
+        """One run over both hosts; BLEU over steps, and what host a sent."""
+        self.number += 1
+        section = cell.section()
+        keys = [f"parallel.{name}={value}" for name, value in section.model_dump().items()]
+        config = load_config(self.run_file, [*MODEL, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides])
+        path = self.folder / "one.toml"
+        path.write_text(to_toml(config), encoding="utf-8")
+        sent = self.lab.sent_bytes("a")
+        words = self.lab.dragoman("launch", str(path), "--hosts", "a:1,b:1", "--rsh", str(self.lab.rsh))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        if result.returncode:
+            sys.exit(f"{cell.name}: {result.stdout}{result.stderr}")
+        rows = runs.read_rows(runs.RunFolder(config.run.folder).metrics)
+        valid = [row for row in rows if row["kind"] == "valid"]
+        train = [row["step_seconds"] for row in rows if row["kind"] == "train"]
+        return {
+            "bleu": [(0, 0.0), *((row["step"], row["bleu"]) for row in valid)],
+            "loss": valid[-1]["loss"],
+            "sent_mb": (self.lab.sent_bytes("a") - sent) / 1e6 / config.train.max_steps,
+            "step_seconds": statistics.median(train[len(train) // 2 :]),
+        }
+
+    def curves(self, cell: Cell, seeds: list[int]) -> list[dict[str, Any]]:
+        every = max(1, self.steps // VALIDATIONS)
+        common = [f"train.max_steps={self.steps}", f"validation.every={every}", "train.log_every=25"]
+        return [self.trained(cell, *common, f"run.seed={seed}") for seed in seeds]
+
+    def step_seconds(self, cell: Cell, rate: str) -> float:
+        """Of short runs at a limited rate."""
+        self.lab.limit(rate)
+        try:
+            short = [f"train.max_steps={SLOW_STEPS}", f"validation.every={SLOW_STEPS}", "train.log_every=20"]
+            return float(self.trained(cell, *short, "validation.bleu_sentences=1")["step_seconds"])
+        finally:
+            self.lab.limit("")
 
 
 def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder, Lab(2, Path(folder)) as lab:
-        work = Path(folder)
-        run_file = work / "run.toml"
-        run_file.write_text(RUN_FILE.format(folder=folder), encoding="utf-8")
-        from dragoman.cli.stages import prepare
-
-        prepare(load_config(run_file))
-        every = max(1, options.steps // 12)
-        common = [f"train.max_steps={options.steps}", f"validation.every={every}", "checkpoint.every=100000"]
-        for name, overrides in list(QUALITY.items())[: options.strategies]:
-            curves = []
-            for seed in options.seeds:
-                own = [f"run.seed={seed}", f"run.folder={work}/runs/{len(rows)}-{seed}"]
-                curves.append(trained(lab, run_file, [*common, *overrides, *own], work))
-            lab.limit("100mbit")
-            slow = [
-                f"run.folder={work}/runs/{len(rows)}-slow",
-                "train.max_steps=40",
-                "validation.every=1000",
-                "train.log_every=20",
-            ]
-            steps = trained(lab, run_file, [*common, *overrides, *slow], work)["step_seconds"]
-            lab.limit("")
+        task = Task(lab, Path(folder), options.steps)
+        for cell in QUALITY:
+            curves = task.curves(cell, options.seeds)
             final = [curve["bleu"][-1][1] for curve in curves]
             rows.append(
                 {
-                    "strategy": name,
+                    "strategy": cell.name,
                     "bleu": [round(score, 2) for score in final],
                     "bleu_mean": round(statistics.mean(final), 2),
-                    "loss_mean": round(statistics.mean(curve["loss"] for curve in curves), 4),
+                    "bleu_deviation": round(statistics.stdev(final), 2) if len(final) > 1 else None,
+                    "loss": [round(curve["loss"], 4) for curve in curves],
                     "sent_mb_per_step": round(statistics.mean(curve["sent_mb"] for curve in curves), 4),
-                    "slow_step_seconds": round(steps, 4),
-                    "curve": curves[0]["bleu"],
+                    "step_seconds": {rate: round(task.step_seconds(cell, rate), 4) for rate in RATES if rate},
+                    "curves": [curve["bleu"] for curve in curves],
                 }
             )
             last = rows[-1]
             print(
-                f"{name:24s} BLEU {last['bleu_mean']:6.2f} {last['bleu']} {last['sent_mb_per_step']:.3f} MB a step",
+                f"{cell.name:24s} BLEU {last['bleu_mean']:6.2f} {last['bleu']} {last['sent_mb_per_step']:.3f} MB a step",
                 flush=True,
             )
-    return at_equal_time(rows, options.steps)
-
-
-def trained(lab: Lab, run_file: Path, overrides: list[str], work: Path) -> dict[str, Any]:
-    """One run over both hosts; BLEU over steps, and what host a sent."""
-    config = load_config(run_file, overrides)
-    path = work / "one.toml"
-    path.write_text(to_toml(config), encoding="utf-8")
-    sent = lab.sent_bytes("a")
-    words = lab.dragoman("launch", str(path), "--hosts", "a:1,b:1", "--rsh", str(lab.rsh))
-    result = subprocess.run(
-        words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    rows = runs.read_rows(runs.RunFolder(config.run.folder).metrics)
-    valid = [row for row in rows if row["kind"] == "valid"]
-    train = [row["step_seconds"] for row in rows if row["kind"] == "train"]
-    return {
-        "bleu": [(row["step"], row["bleu"]) for row in valid],
-        "loss": valid[-1]["loss"],
-        "sent_mb": (lab.sent_bytes("a") - sent) / 1e6 / config.train.max_steps,
-        "step_seconds": statistics.median(train[len(train) // 2 :]),
-    }
-
-
-def at_equal_time(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    """What each had reached, at 100 Mbit/s, when the fastest was done. The learning rate was not made for a shorter run."""
-    seconds = min(row["slow_step_seconds"] for row in rows) * steps
     for row in rows:
-        reached = [score for step, score in row.pop("curve") if step * row["slow_step_seconds"] <= seconds * 1.001]
-        row["bleu_at_equal_time"] = round(reached[-1], 2) if reached else 0.0
         row["traffic"] = round(rows[0]["sent_mb_per_step"] / row["sent_mb_per_step"], 1)
+        row["bleu_at_equal_time"] = {rate: at_equal_time(row, rows, rate, options.steps) for rate in RATES if rate}
     return rows
+
+
+def at_equal_time(row: dict[str, Any], rows: list[dict[str, Any]], rate: str, steps: int) -> float:
+    """Mean over seeds of what a strategy had reached at this rate when the fastest one was done."""
+    seconds = steps * min(other["step_seconds"][rate] for other in rows)
+    return round(statistics.mean(reached(curve, seconds / row["step_seconds"][rate]) for curve in row["curves"]), 2)
+
+
+def reached(curve: list[tuple[int, float]], step: float) -> float:
+    """On the straight line between two validations."""
+    for (left, low), (right, high) in pairwise(curve):
+        if step <= right:
+            return low + (high - low) * (step - left) / (right - left)
+    return curve[-1][1]
 
 
 def main() -> None:
@@ -411,17 +435,41 @@ def main() -> None:
     rows = []
     for layout in options.layouts if options.only != "quality" else ():
         hosts, each = map(int, layout.split("x"))
-        cells, rates = (ONE_EACH, list(RATES)) if each == 1 else (TWO_EACH, ["", "1gbit"])
-        rows += speeds(hosts, each, cells, rates, options)
+        rows += speeds(hosts, each, ONE_EACH if each == 1 else TWO_EACH, list(RATES), options)
     scores = [] if options.only == "speed" else quality(options)
+    by_name = {score["strategy"]: score["bleu_mean"] for score in scores}
+    for each_row in rows:
+        each_row["bleu"] = by_name.get(each_row["strategy"])
     for score in scores:
+        equal_time = ", ".join(
+            f"{found:.2f} at {RATES[rate]} ({score['step_seconds'][rate]:.3f} s a step)"
+            for rate, found in score["bleu_at_equal_time"].items()
+        )
         print(
-            f"{score['strategy']:24s} BLEU {score['bleu_mean']:6.2f} at equal tokens, {score['bleu_at_equal_time']:6.2f} at equal time at "
-            f"100 Mbit/s ({score['slow_step_seconds']:.3f} s a step), "
-            f"traffic {score['traffic']:.0f} times smaller, start and validations included"
+            f"{score['strategy']:24s} BLEU at equal tokens {score['bleu_mean']:.2f} +- {score['bleu_deviation']}; "
+            f"at equal time {equal_time}; traffic {score['traffic']:.0f} times smaller, start and validations included"
         )
     facts = {"bench": "cluster", "parameters": options.parameters, "compute_seconds": options.compute}
-    print(json.dumps(facts | {"speed": rows, "quality": scores, "seconds": round(time.time() - began)}))
+    found = {"summary": summary(rows), "speed": rows, "quality": scores, "seconds": round(time.time() - began)}
+    print(json.dumps(facts | found))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The worst forecasts, and the best strategy at every rate: how much longer its step is than one without exchange."""
+    if not rows:
+        return {}
+    best = {}
+    for rate in RATES.values():
+        for hosts, each in {(row["hosts"], row["ranks_per_host"]) for row in rows}:
+            here = [row for row in rows if (row["rate"], row["hosts"], row["ranks_per_host"]) == (rate, hosts, each)]
+            if here:
+                chosen = max(here, key=lambda row: row["efficiency"])
+                best[f"{hosts}x{each}, {rate}"] = [chosen["strategy"], round(1 / chosen["efficiency"] - 1, 4)]
+    worst = {
+        name: max((abs(row[name]) for row in rows if name in row), default=None)
+        for name in ("bytes_error", "time_error")
+    }
+    return {"best": best, "worst": worst}
 
 
 def parse() -> argparse.Namespace:
@@ -433,14 +481,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--strategies", type=int, default=4, help="of the second part, from the first on")
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.parameters, options.compute, options.seconds = 4_000_000, 0.05, 2.0
-        options.seeds, options.steps, options.layouts = [1], 100, options.layouts[:1]
+        options.seeds, options.steps, options.layouts = [1, 2], 40, options.layouts[:1]
     return options
 
 

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lab import Lab, missing
+from safetensors.torch import load_file
 from support import as_overrides, tiny_config
+
+from dragoman import runs
+from dragoman.cli.stages import train
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -22,6 +27,63 @@ def lab(tmp_path_factory):
         pytest.skip(f"hosts out of network namespaces: {reason}")
     with Lab(2, tmp_path_factory.mktemp("lab")) as made:
         yield made
+
+
+@pytest.fixture
+def odd_host(lab, tmp_path):
+    """A remote shell that changes something on host b first, for that host alone; mounts too."""
+
+    def shell(*setup: str) -> str:
+        path = tmp_path / "odd-rsh"
+        inner = "\n".join([*setup, f'exec {lab.rsh} "$@"'])
+        path.write_text(
+            f"""#!/bin/sh\ntest "$1" = b || exec {lab.rsh} "$@"\nexec unshare --mount sh -ec '{inner}' sh "$@"\n""",
+            encoding="utf-8",
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    return shell
+
+
+@pytest.fixture
+def loopback_names(lab):
+    """Every host believes, as Debian sets it up, that its own name is 127.0.1.1."""
+    files = {host: Path("/etc/netns") / lab.space(host) / "hosts" for host in lab.hosts}
+    before = {host: file.read_text(encoding="utf-8") for host, file in files.items()}
+    for host, file in files.items():
+        file.write_text(before[host].replace(f"{lab.address(host)} {host}\n", f"127.0.1.1 {host}\n"), encoding="utf-8")
+    yield
+    for host, file in files.items():
+        file.write_text(before[host], encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def split():
+    """Three steps that do not depend on who takes them."""
+    return ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
+
+
+@pytest.fixture(scope="session")
+def alone(prepared, split, tmp_path_factory):
+    run = tmp_path_factory.mktemp("alone") / "run"
+    train(tiny_config(prepared.folder, run, *split))
+    return weights(run, 3)
+
+
+def weights(run, step):
+    return load_file(runs.RunFolder(run).checkpoint(step) / "model.safetensors")
+
+
+@pytest.fixture
+def learnt_the_same(alone):
+    def check(run: Path) -> None:
+        for name, tensor in weights(run, 3).items():
+            torch.testing.assert_close(alone[name], tensor, rtol=1e-4, atol=1e-6)
+        found = runs.read_json(run / "environment.json")
+        assert [entry["host"] for entry in found["hosts"]] == ["a", "b"]
+
+    return check
 
 
 @dataclass

@@ -12,13 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import tiny_config
 
 import dragoman
 from dragoman import runs
-from dragoman.cli.stages import train
-
-SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
 
 def weights(run, step):
@@ -30,23 +26,14 @@ def assert_same(left, right, **tolerance):
         torch.testing.assert_close(tensor, right[name], **tolerance)
 
 
-@pytest.fixture(scope="module")
-def alone(prepared, tmp_path_factory):
-    run = tmp_path_factory.mktemp("alone") / "run"
-    train(tiny_config(prepared.folder, run, *SPLIT))
-    return weights(run, 3)
-
-
 @pytest.mark.parametrize(
     "hosts",
     ["a:1,b:1", pytest.param("a:2,b:2", marks=pytest.mark.cluster), pytest.param("a:1,b:3", marks=pytest.mark.cluster)],
 )
-def test_hosts_learn_what_one_process_learns(start, alone, tmp_path, hosts):
-    result = start(*SPLIT, hosts=hosts)
-    assert_same(alone, weights(tmp_path / "run", 3), rtol=1e-4, atol=1e-6)
+def test_hosts_learn_what_one_process_learns(start, split, learnt_the_same, tmp_path, hosts):
+    result = start(*split, hosts=hosts)
+    learnt_the_same(tmp_path / "run")
     assert "[a/0] training 3 of 3" in result.stdout, "lines carry host and rank"
-    found = runs.read_json(tmp_path / "run" / "environment.json")
-    assert [entry["host"] for entry in found["hosts"]] == ["a", "b"]
 
 
 def one_line(result):
@@ -88,6 +75,7 @@ class TestMistakes:
                 start.words(options=("--port", "29556")), capture_output=True, text=True, check=False
             )
             holder.kill()
+        assert lab.left_behind() == []
         assert "host a: port 29556 is in use by another program; leave --port out" in one_line(result)
 
     def test_prepared_data_that_is_not_there(self, start, tmp_path):
@@ -95,17 +83,28 @@ class TestMistakes:
         assert line.startswith("dragoman: host a: ")
         assert "no prepared data there. Run `dragoman prepare`" in line
 
-    def test_another_version_on_one_host(self, start, tmp_path):
+    def test_prepared_data_that_is_on_one_host_only(self, start, odd_host, prepared):
+        empty = odd_host(f"mount -t tmpfs none {prepared.folder}")
+        line = one_line(start(options=("--rsh", empty), check=False))
+        assert line.startswith("dragoman: host b: ")
+        assert "no prepared data there. Run `dragoman prepare`" in line
+
+    def test_going_on_from_checkpoints_that_one_host_does_not_see(self, start, odd_host, tmp_path):
+        (tmp_path / "disk").mkdir()
+        apart = odd_host(f"mount -t tmpfs none {tmp_path}/disk")
+        line = one_line(start(options=("--rsh", apart, "--restarts", "1"), run="disk/run", check=False))
+        assert f"host b: does not see what host a writes to run.folder ({tmp_path}/disk)" in line
+        assert "put run.folder on a disk that all hosts share" in line
+        assert list((tmp_path / "disk").iterdir()) == []
+
+    def test_another_version_on_one_host(self, start, odd_host, tmp_path):
         package = Path(dragoman.__file__).parent
         shutil.copytree(package, tmp_path / "old" / "dragoman", ignore=shutil.ignore_patterns("__pycache__"))
         about = tmp_path / "old" / "dragoman" / "__init__.py"
         text = about.read_text(encoding="utf-8").replace(dragoman.__version__, "0.0.9")
         about.write_text(text, encoding="utf-8")
-        mixed = tmp_path / "mixed"
-        own = f"""#!/bin/sh\ntest "$1" = b && export PYTHONPATH={tmp_path}/old\nexec {start.lab.rsh} "$@"\n"""
-        mixed.write_text(own, encoding="utf-8")
-        mixed.chmod(0o755)
-        line = one_line(start(options=("--rsh", str(mixed)), check=False))
+        mixed = odd_host(f"export PYTHONPATH={tmp_path}/old")
+        line = one_line(start(options=("--rsh", mixed), check=False))
         assert f"host b: has dragoman 0.0.9, host a has {dragoman.__version__}; install the same on both" in line
 
     def test_a_python_without_dragoman(self, start):

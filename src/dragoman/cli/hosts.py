@@ -183,4 +183,8 @@ def inspect(run_file: Path) -> dict[str, Any]:
         found["data_digest"] = PreparedData(config.data.folder).manifest["digest"]
     except DragomanError as error:
         found["problem"] = str(error)
+    except OSError as error:
+        found["problem"] = (
+            f"run.folder cannot be written to ({error.strerror}); make room, or choose another disk for it"
+        )
     return found

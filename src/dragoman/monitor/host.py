@@ -54,17 +54,19 @@ def describe() -> dict[str, Any]:
     }
 
 
-def disk(folder: Path) -> dict[str, float]:
+def disk(folder: Path) -> dict[str, Any]:
     """Free bytes where a folder is, or will be, and how fast bytes get there for good."""
+    folder = folder.absolute()
     while not folder.is_dir():
-        folder = folder.absolute().parent
+        folder = folder.parent
     with tempfile.TemporaryFile(dir=folder) as file:
         start = time.perf_counter()
         file.write(os.urandom(TRIAL_BYTES))
         file.flush()
         os.fsync(file.fileno())
         seconds = time.perf_counter() - start
-    return {"free_bytes": psutil.disk_usage(str(folder)).free, "bytes_per_s": TRIAL_BYTES / seconds}
+    free = psutil.disk_usage(str(folder)).free
+    return {"folder": str(folder), "free_bytes": free, "bytes_per_s": TRIAL_BYTES / seconds}
 
 
 def cpu_name() -> str:

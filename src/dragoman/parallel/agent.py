@@ -118,13 +118,25 @@ class Agent:
     def do_listen(self, request: Message) -> Message:
         """For the others to find out whether they reach this host; at a port that training will use, when one is named."""
         self.do_deaf(request)  # an earlier meeting that came to nothing
-        self.listener = network.Listener(request["port"])
+        self.listener = network.Listener(request["addresses"], request["port"])
         return {"port": self.listener.port, "token": self.listener.token}
 
     def do_deaf(self, request: Message) -> Message:
         if self.listener:
             self.listener.close()
             self.listener = None
+        return {}
+
+    def do_mark(self, request: Message) -> Message:
+        """A file for the others to look for."""
+        self.mark = tempfile.NamedTemporaryFile(prefix=".dragoman-", dir=request["folder"])  # noqa: SIM115  # until unmarked
+        return {"path": self.mark.name}
+
+    def do_sees(self, request: Message) -> Message:
+        return {"seen": Path(request["path"]).exists()}
+
+    def do_unmark(self, request: Message) -> Message:
+        self.mark.close()
         return {}
 
     def do_reach(self, request: Message) -> Message:

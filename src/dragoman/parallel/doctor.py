@@ -12,7 +12,7 @@ from typing import Any
 
 from dragoman.errors import TrainingError
 from dragoman.parallel.agent import Message
-from dragoman.parallel.hosts import Cluster, Fleet, Host
+from dragoman.parallel.hosts import SHARE, Cluster, Fleet, Host
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 SKEW_SECONDS = 1.0
@@ -57,6 +57,7 @@ def findings(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: in
         yield from same(fleet)
         for host in fleet.hosts:
             yield from equipment(host, checkpoint_bytes)
+        yield from shared(fleet)
         yield from clocks(fleet)
         try:
             fleet.meet()
@@ -108,6 +109,14 @@ def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
         yield Finding("warning", told, "checkpoints will take long; choose a faster disk for run.folder")
     else:
         yield Finding("ok", told)
+
+
+def shared(fleet: Fleet) -> Iterator[Finding]:
+    host = fleet.apart()
+    if host:
+        yield Finding("warning", f"host {host.name} {fleet.apart_why(host)}", f"{SHARE}, or --resume will not work")
+    elif len(fleet.hosts) > 1:
+        yield Finding("ok", "run.folder is on a disk that all hosts share")
 
 
 def clocks(fleet: Fleet) -> Iterator[Finding]:

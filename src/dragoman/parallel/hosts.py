@@ -34,6 +34,7 @@ RETURN_SECONDS = 60.0  # for a host that is started again to be reachable
 RETRY_SECONDS = 0.5
 START_SECONDS = 120.0  # for ranks to begin: torch may come from a cold network disk
 LEAVE_SECONDS = 3.0
+SHARE = "put run.folder on a disk that all hosts share"
 LAST_WORDS = 4  # lines of what the remote shell said
 
 
@@ -163,8 +164,8 @@ class Host:
 class Fleet:
     """All hosts of a run. Use as a context: leaving it ends every process on every host."""
 
-    def __init__(self, cluster: Cluster, toml: str, received: list[int]):
-        self.cluster, self.toml, self.received = cluster, toml, received
+    def __init__(self, cluster: Cluster, toml: str, received: list[int], *, resumes: bool = False):
+        self.cluster, self.toml, self.received, self.resumes = cluster, toml, received, resumes
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
         self.port, self.running, self.beaten = cluster.port, 0, 0.0
@@ -224,11 +225,12 @@ class Fleet:
                 host.leave()
                 self.hosts[place] = self.connected(host.name, host.ranks)
         if all(host.address for host in self.hosts):  # nobody was lost: only the port of rank 0 is another one
-            self.port = self.hosts[0].ask("listen", port=self.cluster.port)["port"]
+            self.port = self.listening_at(self.hosts[0])["port"]
             self.hosts[0].ask("deaf")
             return
         self.look()
         self.check_same()
+        self.check_shared()
         self.meet()
         self.stop_listening()
         told = ", ".join(f"{host.name} ({host.ranks} x {host.address}, {host.interface})" for host in self.hosts)
@@ -262,20 +264,46 @@ class Fleet:
                     f"{first.facts['data_digest'][:12]}); copy the folder of host {first.name} there"
                 )
 
+    def check_shared(self) -> None:
+        """Whoever goes on from a checkpoint reads it on every host."""
+        host = self.apart()
+        if host and self.resumes:
+            raise host.error(f"{self.apart_why(host)}; {SHARE}, or start without --resume and --restarts")
+        if host:
+            print(f"host {host.name}: {self.apart_why(host)}; --resume and --restarts will not work", flush=True)
+
+    def apart(self) -> Host | None:
+        """A host whose run.folder is not that of the first one."""
+        first, *others = self.hosts
+        if not others or "disk" not in first.facts:
+            return None
+        path = first.ask("mark", folder=first.facts["disk"]["folder"])["path"]
+        try:
+            return next((host for host in others if not host.ask("sees", path=path)["seen"]), None)
+        finally:
+            first.ask("unmark")
+
+    def apart_why(self, host: Host) -> str:
+        return f"does not see what host {self.hosts[0].name} writes to run.folder ({self.hosts[0].facts['disk']['folder']})"
+
     def meet(self) -> None:
         """Choose an address of every host that all others reach; the port of host 0 is tried by the same token."""
         if len(self.hosts) == 1:
             only = self.hosts[0]
             only.interface = self.cluster.interface or "lo"
             only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
-            self.port = only.ask("listen", port=self.cluster.port)["port"]
+            self.port = self.listening_at(only)["port"]
             return
         for host in self.hosts:
             host.address = ""
-        ports = self.each(lambda host: host.ask("listen", port=self.cluster.port if host is self.hosts[0] else 0))
+        ports = self.each(self.listening_at)
         for host, listening_at in zip(self.hosts, ports, strict=True):
             self.choose_address(host, listening_at)
         self.port = ports[0]["port"]
+
+    def listening_at(self, host: Host) -> Message:
+        addresses = [host.address] if host.address else list(self.own_addresses(host).values())
+        return host.ask("listen", addresses=addresses, port=self.cluster.port if host is self.hosts[0] else 0)
 
     def stop_listening(self) -> None:
         self.each(lambda host: host.ask("deaf"))
@@ -398,7 +426,8 @@ def launch_on_hosts(
 ) -> int:
     """Run `dragoman ARGUMENTS` on all hosts, RUN_FILE standing for the configuration; returns the exit code. After a failure
     that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
-    with listening() as received, Fleet(cluster, toml, received) as fleet:
+    resumes = restarts > 0 or "--resume" in arguments
+    with listening() as received, Fleet(cluster, toml, received, resumes=resumes) as fleet:
         for attempt in range(restarts + 1):
             try:
                 code, line = fleet.attempt(resumed(arguments, attempt), environment, attempt)

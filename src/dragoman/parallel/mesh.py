@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dragoman.errors import TrainingError
+from dragoman.parallel import network
 
 KNOCK_SECONDS = 0.02  # between two tries to reach rank 0
 CONNECT_SECONDS = 5.0
@@ -55,10 +56,23 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
         yield mesh
         return
     timeout = timedelta(seconds=timeout_seconds)
+    name_interface()
     dist.init_process_group(mesh.backend, timeout=timeout, rank=rank, world_size=world, store=own_store(rank, timeout))
     yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE))
     # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
     dist.destroy_process_group()
+
+
+def name_interface() -> None:
+    """gloo asks what the host's own name resolves to, which may be a loopback address. A launcher that knows better has said so."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if found := network.leading_to(os.environ["MASTER_ADDR"], outside=several_hosts()):
+        os.environ["GLOO_SOCKET_IFNAME"] = found
+
+
+def several_hosts() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
 
 
 def own_store(rank: int, timeout: timedelta) -> Any:
@@ -70,8 +84,10 @@ def own_store(rank: int, timeout: timedelta) -> Any:
     if rank:
         wait_for_listener(address, port, timeout)
         return TCPStore(address, port, is_master=False, timeout=timeout)
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((address, port), family=family)
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    if several_hosts() and network.is_loopback(str(place[0])):
+        family, place = socket.AF_INET, ("", port)  # what this name means elsewhere cannot be known here
+    listener = socket.create_server(place[:2], family=family)
     return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 

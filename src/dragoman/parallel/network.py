@@ -15,6 +15,7 @@ from dragoman.errors import TrainingError
 from dragoman.parallel.launch import free_port
 
 REACH_SECONDS = 4.0
+ELSEWHERE = "192.0.2.1"  # set aside for documents: whatever leads there leads out of this host
 TOKEN_BYTES = 16
 PIECE = b"\0" * 2**18
 PINGS = 10
@@ -30,8 +31,36 @@ def address_of(interface: str) -> str | None:
 
 def candidates(addresses: dict[str, str]) -> list[str]:
     """Interfaces that may lead to other hosts, the likeliest first. Loopback never does."""
-    names = [name for name, address in addresses.items() if not address.startswith("127.")]
+    names = [name for name, address in addresses.items() if not is_loopback(address)]
     return sorted(names, key=lambda name: name.startswith(LAST_CHOICE))
+
+
+def leading_to(name: str, *, outside: bool) -> str:
+    """The interface by which this host reaches a name; "" where none is found. `outside`: other hosts are there too, so that it cannot
+    be loopback, which a host's own name often stands for."""
+    own = source_address(name)
+    if outside and (own is None or is_loopback(own)):
+        own = source_address(ELSEWHERE)
+    interfaces = psutil.net_if_addrs()
+    found = [name for name, addresses in interfaces.items() if any(each.address == own for each in addresses)]
+    if outside:
+        found += candidates({name: address for name in interfaces if (address := address_of(name))})
+    return found[0] if found else ""
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def source_address(name: str) -> str | None:
+    """The address that packets to a name would come from; none is sent."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def link_mbit(interface: str) -> int | None:
@@ -44,21 +73,25 @@ class Listener:
     """Tells whoever connects who it is (other machines may have the same private address), then answers what is asked: `p`
     is sent back at once, and `b` starts a stream of bytes that is counted until it ends."""
 
-    def __init__(self, port: int = 0):
+    def __init__(self, addresses: list[str], port: int = 0):
+        """At these addresses of the host and at no other."""
+        self.sockets: list[socket.socket] = []
+        self.port = port or free_port("")
         try:
-            port = port or free_port("")
-            self.socket = socket.create_server(("", port), backlog=64)
+            for address in addresses:
+                self.sockets.append(socket.create_server((address, self.port), backlog=64))
         except OSError as error:
+            self.close()
             reason = "is in use by another program" if "in use" in str(error) else f"cannot be used ({error.strerror})"
-            raise TrainingError(f"port {port} {reason}; leave --port out, or name one that is free") from None
-        self.port = int(self.socket.getsockname()[1])
+            raise TrainingError(f"port {self.port} {reason}; leave --port out, or name one that is free") from None
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
-        threading.Thread(target=self.run, daemon=True).start()
+        for each in self.sockets:
+            threading.Thread(target=self.run, args=(each,), daemon=True).start()
 
-    def run(self) -> None:
+    def run(self, listening: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self.socket.accept()
+                connection, _ = listening.accept()
             except OSError:
                 return
             threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
@@ -77,8 +110,9 @@ class Listener:
             return
 
     def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+        for each in self.sockets:
+            each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
 
 def count_bytes(connection: socket.socket) -> None:

@@ -1,0 +1,66 @@
+"""Starters that are not ours, on hosts whose own names mean loopback: the same trainer, and it learns what one process learns."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from support import as_overrides, dragoman, tiny_config
+
+from dragoman.config import to_toml
+
+ENVIRONMENT = {
+    name: value for name, value in {**os.environ, "OMP_NUM_THREADS": "1"}.items() if name != "GLOO_SOCKET_IFNAME"
+}
+pytestmark = pytest.mark.usefixtures("loopback_names")
+
+
+def test_torchrun_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", *split)
+    where = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=a", "--master-port=29571"]
+    trainer = ["-m", "dragoman", "train", "tiny", *as_overrides(config)]
+    with ExitStack() as stack:
+        started = []
+        for number, host in enumerate(lab.hosts):
+            words = [sys.executable, "-m", "torch.distributed.run", *where, f"--node-rank={number}", *trainer]
+            process = subprocess.Popen(lab.command(host, *words), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process in started:
+            _, error = process.communicate(timeout=120)
+            assert process.returncode == 0, error
+    assert lab.left_behind() == []
+    learnt_the_same(tmp_path / "run")
+
+
+SBATCH = """#!/bin/sh
+export SLURM_JOB_NODELIST=[a-b] SLURM_JOB_ID=$$ SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1
+exec bash "$1"
+"""
+SCONTROL = """#!/bin/sh
+echo a
+echo b
+"""
+
+
+def test_the_script_for_slurm(lab, prepared, split, learnt_the_same, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    tasks = [
+        f'SLURM_PROCID={number} SLURM_LOCALID=0 {shlex.join(lab.command(host))} "$@"'
+        for number, host in enumerate(lab.hosts)
+    ]
+    srun = f"#!/bin/sh\nshift 2  # its own options\n{tasks[1]} &\n{tasks[0]} && wait $!\n"
+    for name, text in (("sbatch", SBATCH), ("srun", srun), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    run_file = tmp_path / "one.toml"
+    run_file.write_text(to_toml(tiny_config(prepared.folder, tmp_path / "run", *split)), encoding="utf-8")
+    words = ["launch", str(run_file), "--slurm", "--nodes", "2", "--tasks", "1"]
+    dragoman(*words, env={**ENVIRONMENT, "PATH": f"{tools}:{os.environ['PATH']}"}, cwd=tmp_path)
+    assert lab.left_behind() == []
+    learnt_the_same(tmp_path / "run")
