@@ -1,7 +1,8 @@
 """Hosts out of network namespaces, joined by a bridge in a namespace of its own: no packet reaches a real interface.
 
 Each host has its own address (198.18.x.y, set aside for benchmarks), host name, /etc/hosts and rate limits. The command
-lines that run in them are the real ones. Needs root and iproute2; `missing()` says what is not there.
+lines that run in them are the real ones. Needs root and iproute2; `missing()` says what is not there. With latency the bridge is a
+process (switch.py), because netem is not in every kernel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 SHELL = """#!/bin/sh
@@ -42,11 +44,15 @@ def sh(line: str, *, check: bool = True) -> str:
     return subprocess.run(line, shell=True, check=check, text=True, stdout=subprocess.PIPE).stdout
 
 
-class Lab:
-    """Hosts a, b, c, ... Use as a context."""
+NUMBERS = count()
 
-    def __init__(self, hosts: int, folder: Path, rate: str = ""):
-        self.name = f"dm{os.getpid()}"
+
+class Lab:
+    """Hosts a, b, c, ... Use as a context. `latency_ms`: from one host to another."""
+
+    def __init__(self, hosts: int, folder: Path, rate: str = "", latency_ms: float = 0.0):
+        self.name = f"dm{os.getpid()}x{next(NUMBERS)}"
+        self.latency_ms = latency_ms
         self.switch = f"{self.name}-switch"
         self.hosts = "abcdefgh"[:hosts]
         self.network = f"198.18.{os.getpid() % 250 + 1}"
@@ -63,20 +69,38 @@ class Lab:
         self.rsh.write_text(SHELL.format(name=self.name), encoding="utf-8")
         self.rsh.chmod(self.rsh.stat().st_mode | stat.S_IXUSR)
         sh(f"ip netns add {self.switch}")
-        sh(f"ip -n {self.switch} link add br0 type bridge stp_state 0 forward_delay 0")
-        sh(f"ip -n {self.switch} link set br0 up")
+        self.slow_switch() if self.latency_ms else self.bridge()
         names = "127.0.0.1 localhost\n" + "".join(f"{self.address(host)} {host}\n" for host in self.hosts)
         for host in self.hosts:
             space, settings = self.space(host), Path("/etc/netns") / self.space(host)
             sh(f"ip netns add {space}")
             settings.mkdir(parents=True)
             (settings / "hosts").write_text(names, encoding="utf-8")
-            sh(f"ip -n {space} link add eth0 type veth peer name port-{host} netns {self.switch}")
+            self.plug_in(host)
             sh(f"ip -n {space} addr add {self.address(host)}/24 dev eth0")
             sh(f"ip -n {space} link set eth0 up; ip -n {space} link set lo up")
-            sh(f"ip -n {self.switch} link set port-{host} master br0; ip -n {self.switch} link set port-{host} up")
         self.limit(self.rate)
         return self
+
+    def bridge(self) -> None:
+        sh(f"ip -n {self.switch} link add br0 type bridge stp_state 0 forward_delay 0")
+        sh(f"ip -n {self.switch} link set br0 up")
+
+    def slow_switch(self) -> None:
+        """Cables cannot be pulled there."""
+        words = [sys.executable, str(Path(__file__).with_name("switch.py")), str(self.latency_ms)]
+        devices = [f"{self.name}{host}" for host in self.hosts]
+        self.carrier = subprocess.Popen([*words, *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.carrier.stdout
+        assert self.carrier.stdout.readline() == "ready\n"
+
+    def plug_in(self, host: str) -> None:
+        space = self.space(host)
+        if self.latency_ms:
+            sh(f"ip link set {self.name}{host} netns {space} && ip -n {space} link set {self.name}{host} name eth0")
+            return
+        sh(f"ip -n {space} link add eth0 type veth peer name port-{host} netns {self.switch}")
+        sh(f"ip -n {self.switch} link set port-{host} master br0; ip -n {self.switch} link set port-{host} up")
 
     def __exit__(self, *error: object) -> None:
         for host in self.hosts:
@@ -89,11 +113,16 @@ class Lab:
             sh(f"ip netns del {self.space(host)}", check=False)
             shutil.rmtree(Path("/etc/netns") / self.space(host), ignore_errors=True)
         sh(f"ip netns del {self.switch}", check=False)
+        if self.latency_ms:
+            assert self.carrier.stdin
+            self.carrier.stdin.close()
+            self.carrier.wait()
 
     def limit(self, rate: str, host: str = "") -> None:
         """Both directions of every link, or of one host's; "" takes the limit away."""
         for each in host or self.hosts:
-            for space, device in ((self.space(each), "eth0"), (self.switch, f"port-{each}")):
+            ends = [(self.space(each), "eth0"), *([] if self.latency_ms else [(self.switch, f"port-{each}")])]
+            for space, device in ends:
                 sh(f"tc -n {space} qdisc del dev {device} root 2>/dev/null", check=False)
                 if rate:
                     sh(f"tc -n {space} qdisc add dev {device} root tbf rate {rate} burst 128kb latency 40ms")
