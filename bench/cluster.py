@@ -326,9 +326,15 @@ QUALITY = [
     Cell("ddp", "int8"),
     Cell("local", "int8"),
 ]
-VALIDATIONS = 8
+VALIDATIONS = 6
 SLOW_STEPS = 40
-MODEL = ["train.batch_tokens=1024", "train.tokens_per_gpu=512", "checkpoint.every=100000", "monitor.tensorboard=false"]
+SMALLER = [  # steps than those of the demo, and the learning rate by the root of that
+    "train.batch_tokens=1536",
+    "train.tokens_per_gpu=768",
+    "schedule.learning_rate=0.004",
+    "checkpoint.every=100000",
+    "monitor.tensorboard=false",
+]
 
 
 class Task:
@@ -345,7 +351,9 @@ class Task:
         self.number += 1
         section = cell.section()
         keys = [f"parallel.{name}={value}" for name, value in section.model_dump().items()]
-        config = load_config(self.run_file, [*MODEL, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides])
+        config = load_config(
+            self.run_file, [*SMALLER, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides]
+        )
         path = self.folder / "one.toml"
         path.write_text(to_toml(config), encoding="utf-8")
         sent = self.lab.sent_bytes("a")
