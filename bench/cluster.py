@@ -391,7 +391,7 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder, Lab(2, Path(folder)) as lab:
         task = Task(lab, Path(folder), options.steps)
-        for cell in QUALITY:
+        for cell in [each for each in QUALITY if each.name in ("ddp", *options.strategies)]:
             curves = task.curves(cell, options.seeds)
             final = [curve["bleu"][-1][1] for curve in curves]
             rows.append(
@@ -490,6 +490,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1000)
+    names = [cell.name for cell in QUALITY]
+    parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="of quality, beside ddp")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
