@@ -12,6 +12,7 @@ from typing import Any
 
 from dragoman.config import Config, load_config, to_toml
 from dragoman.config.schedule import learning_rate
+from dragoman.parallel.plan import Setting, sent_bytes
 
 Row = dict[str, Any]
 Curve = Callable[[int], float]
@@ -59,7 +60,7 @@ class Made:
     jitter: float = 0.01
     granted: float = 1.0  # share of its computing that a rank got a processor for
     wave: float = 0.0  # of the network's part over the run
-    sent: float | None = None  # bytes a step and host; the ring's when not said
+    sent: float | None = None  # bytes a step and host; as planned when not said
     link_mbit: float | None = 10_000
     gpu: Gpu | None = None
     lead: float = 0.5  # seconds the host waits for its GPU
@@ -99,11 +100,11 @@ class Made:
         self.telemetry: dict[int, list[Row]] = {host: [] for host in range(self.hosts)}
         self.counters = [dict.fromkeys(("sent", "again", "held"), 0.0) for _ in range(self.hosts)]
         self.trained = 0.0
-        ring = 2 * (self.world - 1) / self.world * 4 * PARAMETERS
-        self.per_step = ring if self.sent is None else self.sent
-        if self.hosts == 1:
-            self.per_step = 0.0
-        self.environment = self.describe(ring)
+        how = self.config.parallel
+        machines = Setting(PARAMETERS, 0, self.hosts, self.ranks, 0.0, 1.0, inner_steps=how.inner_steps)
+        self.planned_bytes = sent_bytes(machines, how.strategy, how.wire)
+        self.per_step = self.planned_bytes if self.sent is None else self.sent
+        self.environment = self.describe()
         self.data_facts = manifest()
 
     # --- the story ---
@@ -219,7 +220,7 @@ class Made:
         row |= {"temperature_celsius": 70, "memory_used_bytes": self.memory, "throttle_reasons": gpu.reasons}
         return row | ({"sm_percent": gpu.active * part} if gpu.active is not None else {})
 
-    def describe(self, ring: float) -> Row:
+    def describe(self) -> Row:
         hosts = []
         for host in range(self.hosts):
             ranks = list(range(host * self.ranks, (host + 1) * self.ranks))
@@ -230,9 +231,11 @@ class Made:
             facts |= {"rank_gpus": list(range(self.ranks)) if self.gpu else [None] * self.ranks}
             hosts.append({**facts, "interfaces": [{"name": "eth0", "speed_mbit": self.link_mbit}]})
         model = {"parameters": PARAMETERS, "vocab_size": 32768, "weight_bytes": 4 * PARAMETERS, "loss_floor": FLOOR}
-        model |= {"checkpoint_bytes": 12 * PARAMETERS + 16, "allreduce_bytes": ring, "flops_per_target_token": 4e8}
+        model |= {"checkpoint_bytes": 12 * PARAMETERS + 16, "flops_per_target_token": 4e8}
         facts = {"world_size": self.world, "device": self.device, "device_name": "H200" if self.gpu else "AMD EPYC"}
         facts |= {"rows_per_step": 64, "micro_batches": 1, "rows_per_micro_batch": 64, "precision": "bf16"}
+        how = self.config.parallel
+        facts["exchange"] = {"strategy": how.strategy, "wire": how.wire, "sent_bytes": self.planned_bytes}
         return {"dragoman": "0.1.0", **facts, "hosts": hosts, "model": model}
 
     def write_files(self) -> None:

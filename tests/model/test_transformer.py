@@ -9,7 +9,7 @@ from dragoman.data.loader import tiles
 from dragoman.data.subwords import BOS
 from dragoman.model import loss as loss_module
 from dragoman.model.loss import SequenceLoss, loss_floor
-from dragoman.model.size import checkpoint_bytes, parameters, ring_bytes
+from dragoman.model.size import checkpoint_bytes, parameters
 from dragoman.model.transformer import Cache, Transformer
 
 SMALL = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64)
@@ -40,7 +40,6 @@ def test_parameters_in_the_style_of_marian():
 
 def test_bytes_of_the_reference():
     assert checkpoint_bytes(60_880_896) == 730_570_768
-    assert ring_bytes(60_880_896, 4) == 365_285_376
     assert loss_floor(32_768, 0.1) == pytest.approx(1.3648, abs=5e-5)
 
 

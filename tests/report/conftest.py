@@ -190,7 +190,7 @@ def environment(parameters: int) -> Row:
         "device": "cpu", "device_name": "AMD EPYC", "backend": "gloo", "precision": "fp32", "compile": False,
         "rows_per_step": 64, "micro_batches": 1, "rows_per_micro_batch": 32,
         "hosts": [{**host, "interfaces": [{"name": "eth0", "speed_mbit": 10000}]}],
-        "model": {**model, "allreduce_bytes": 4 * parameters, "flops_per_target_token": 7400000, "loss_floor": 1.0799},
+        "model": {**model, "flops_per_target_token": 7400000, "loss_floor": 1.0799},
     }  # fmt: skip
 
 

@@ -71,6 +71,15 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "two GPUs of one host": (
         {"ranks": 2, **GPUS}, "compute", {4: "^Yes", 5: "^No traffic, and no bottleneck: 2 ranks on one host"}, (),
     ),
+    "two GPUs that wait for each other's gradients": (
+        {"ranks": 2, **GPUS, "network": 0.2}, "exchange",
+        {5: "^No traffic, and no bottleneck in the network: 2 ranks on one host; but the exchange of gradients inside the host bounds the step: 38.9 %"},
+        ("The exchange of gradients inside the host bounds the step",),
+    ),
+    "sharded inside one host": (
+        {"ranks": 2, **GPUS, "overrides": ["parallel.strategy=fsdp", "train.tokens_per_gpu=4096"]}, "untimed",
+        {5: "2 ranks on one host, gradients never left it, how long they took inside it is not timed"}, (),
+    ),
     "two hosts, network hidden": (
         {**TWO, "network": 0.005}, "compute",
         {4: "^Yes", 5: "^No, the network was not the bottleneck: 365.3 MB a step", 11: "adds 1.6 % to a step"}, (),
@@ -89,7 +98,10 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     ),
     "link of unknown speed": ({**TWO, "network": 0.3, "link_mbit": None}, "network", {5: "^Yes"}, ()),
     "gradients sent in 16 bit": (
-        {**TWO, "network": 0.004, "sent": 182.6e6}, "compute", {5: "^No, .*182.6 MB a step"}, (),
+        {**TWO, "network": 0.004, "overrides": ["parallel.wire=bf16"]}, "compute", {5: "^No, .*182.6 MB a step"}, (),
+    ),
+    "agreement every 20 steps": (
+        {**TWO, "network": 0.001, "overrides": ["parallel.strategy=local", "parallel.wire=int8"]}, "compute", {5: r"^No, .*3.1 MB a step"}, (),
     ),
     "starved by a slow disk": ({**GPUS, "data": 0.4, "gpu": Gpu(busy=44.0, active=40.0, watts=280.0)}, "data",
         {4: "^No: busy 44.0 %.*stood still for 56.0 %"}, ("Waiting for data bounds the step",)),
@@ -161,7 +173,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "no permission": ({"gpu": Gpu(active=None), "missing": ["power_watts: Insufficient Permissions"]}, "compute", {}, ("host0 does not tell everything",)),
     "no telemetry": ({**GPUS, "change": no_telemetry}, "compute", {4: "^Not recorded: telemetry has no sample"}, ()),
     "sharded, nobody times its exchange": (
-        {**TWO, "hidden": 0.0, "overrides": ["parallel.strategy=fsdp", "train.tokens_per_gpu=4096"]}, "", {5: "^Cannot be told: with fsdp the exchange .*365.3 MB a step"}, (),
+        {**TWO, "hidden": 0.0, "link_mbit": 25_000, "overrides": ["parallel.strategy=fsdp", "train.tokens_per_gpu=4096"]}, "untimed", {5: "^Cannot be told: with fsdp the exchange .*547.9 MB a step"}, (),
     ),
     "no spans": ({**TWO, "change": no_spans}, "", {5: "^Cannot be told, exposed communication is not recorded", 11: "^Not recorded: "}, ()),
     "truncated files": ({**GPUS, "change": torn}, "compute", {1: "still running, or killed", 10: "^A step is"}, ()),
@@ -188,7 +200,11 @@ def test_every_verdict_is_right(name: str, tmp_path: Path) -> None:
     if bound:
         found = waits(record)
         assert found.bound == bound, found
-    expected = [*wanted, *(["bounds the step"] if bound not in ("compute", "") else [])]
+    expected = [*wanted, *(["bounds the step"] if bound not in ("compute", "untimed", "") else [])]
+    evidence = {label: value for answer in diagnose(folder) for label, value in answer.evidence}
+    assert evidence.get("Measured against predicted", "as predicted").endswith(
+        ("as predicted", "as predicted: it is the gradients")
+    )
     surplus = [title for title in titles if not any(re.search(pattern, title) for pattern in expected)]
     assert surplus == [], "nothing is found that was not put in"
 

@@ -27,11 +27,6 @@ def checkpoint_bytes(num_parameters: int, *, averaged: bool = False) -> int:
     return (4 if averaged else 3) * FP32_BYTES * num_parameters + 16
 
 
-def ring_bytes(num_parameters: int, ranks: int, bytes_per_number: int = FP32_BYTES) -> int:
-    """What one rank sends (and receives) when a ring of ranks adds up its gradients."""
-    return 2 * (ranks - 1) * num_parameters * bytes_per_number // ranks
-
-
 def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: float) -> float:
     """Floating-point operations of training on these tokens: two a weight forward, four backward, matrices only."""
     width, inner = section.d_model, section.d_ff
@@ -41,7 +36,7 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
 
 
 def summary(
-    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, ranks: int, *, averaged: bool
+    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, *, averaged: bool
 ) -> dict[str, float]:
     """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
     count = parameters(section, vocab_size + source_vocab_size)
@@ -50,7 +45,6 @@ def summary(
         "vocab_size": vocab_size,
         "weight_bytes": FP32_BYTES * count,
         "checkpoint_bytes": checkpoint_bytes(count, averaged=averaged),
-        "allreduce_bytes": ring_bytes(count, ranks),
         "flops_per_target_token": flops(section, vocab_size, 1.0, 1.0),
         "loss_floor": round(loss_floor(vocab_size, label_smoothing), 6),
     }

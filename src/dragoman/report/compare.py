@@ -147,7 +147,7 @@ def told(fact: Callable[[RunRecord], str], record: RunRecord) -> str:
 def bound(record: RunRecord) -> str:
     found = machine.waits(record)
     share = units.percent(found.causes.get(found.bound))
-    return "computing" if found.bound == "compute" else f"{found.bound}, {share} of a step"
+    return {"compute": "computing", "untimed": "not timed"}.get(found.bound) or f"{found.bound}, {share} of a step"
 
 
 def write_comparison(records: list[RunRecord], folder: Path) -> tuple[Path, ...]:

@@ -202,8 +202,9 @@ def stated(path: Path, record: RunRecord) -> None:
         {"host": f"node {at + 1}", "ranks": list(range(at * per_host, (at + 1) * per_host)), **describe}
         for at in range(hosts)
     ]
-    model = {"parameters": parameters, "allreduce_bytes": 8 * (ranks - 1) * parameters // ranks} if parameters else {}
+    model, ring = ({"parameters": parameters}, 8 * (ranks - 1) * parameters // ranks) if parameters else ({}, None)
     record.environment = {"world_size": ranks, "device": "cuda" if gpu else "", "hosts": places, "model": model}
+    record.environment["exchange"] = {"strategy": "ring", "wire": "fp32", "sent_bytes": ring}
     took, pace = (seconds_of(facts.get(key)) for key in ("duration", "step_time"))
     row: Row = {"kind": "train", "step": steps, "step_seconds": pace, "time": took or 0.0}
     fill(record, [row, *({"kind": "valid", **valid} for valid in facts.get("validation", []))])

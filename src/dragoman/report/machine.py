@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from dragoman.report import measures
-from dragoman.report.read import RunRecord, number, once, sections, text
+from dragoman.report import measures, units
+from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.runs import Row
 
 PHASES = ("idle", "other", "forward", "backward", "exposed", "optimizer")
@@ -61,17 +61,21 @@ class Waits(NamedTuple):
     ranks: float  # what the others waited longer: for a slower rank
     data: float
     host: float  # a GPU had nothing to do, and not because of data
+    inside: bool  # one host: its ranks exchange gradients without a network
+    untimed: bool  # the strategy exchanges inside of both passes, and nobody times that
 
     @property
     def causes(self) -> dict[str, float]:
         """Shares of the step."""
-        return {name: getattr(self, name) / self.step for name in ("network", "ranks", "data", "host")}
+        exchange = "exchange" if self.inside else "network"
+        seconds = {exchange: self.network, "ranks": self.ranks, "data": self.data, "host": self.host}
+        return {name: spent / self.step for name, spent in seconds.items()}
 
     @property
     def bound(self) -> str:
-        """The cause that costs most, or "compute" where none costs much."""
+        """The cause that costs most; where none costs much "compute", or "untimed" where that hides the exchange."""
         worst = max(self.causes, key=lambda name: self.causes[name])
-        return worst if self.causes[worst] >= MUCH else "compute"
+        return worst if self.causes[worst] >= MUCH else "untimed" if self.untimed else "compute"
 
     def without(self, cause: str) -> float:
         """How many times as fast steps would be without this waiting."""
@@ -79,6 +83,7 @@ class Waits(NamedTuple):
 
 
 MUCH = 0.15  # of a step
+UNTIMED = ("fsdp", "hybrid")  # strategies whose exchange nobody times
 
 
 @once
@@ -94,7 +99,9 @@ def waits(record: RunRecord) -> Waits:
     data = statistics.median(exposed_data(window) for window in found)
     gaps = statistics.median(window.mean("idle") for window in found) - data
     host = max(0.0, gaps, unseen_gaps(record, found, step) - data) if on_gpu else 0.0
-    return Waits(step, network, ranks, data, host)
+    strategy = record.config.parallel.strategy if record.config else "ddp"
+    untimed = strategy in UNTIMED and len(found[0].ranks["idle"]) > 1
+    return Waits(step, network, ranks, data, host, len(record.hosts) == 1, untimed)
 
 
 def exposed_data(window: Window) -> float:
@@ -200,9 +207,17 @@ def link_mbit(record: RunRecord, host: Row) -> float | None:
     return max((speed for speed in speeds.values() if speed), default=None)
 
 
-def predicted_per_host(record: RunRecord) -> float | None:
-    """Bytes that the ring of all ranks sends out of every host in a step: neighbours on one host talk inside it."""
-    return number(record.environment, "model", "allreduce_bytes") if len(record.hosts) > 1 else None
+class Exchange(NamedTuple):
+    """What must leave every host in a step, as the run itself worked it out from its strategy."""
+
+    how: str
+    sent_bytes: float | None
+
+
+def predicted(record: RunRecord) -> Exchange:
+    facts = section(record.environment, "exchange")
+    how = ", ".join(filter(None, (text(facts, "strategy"), text(facts, "wire")))) or units.NOT_RECORDED
+    return Exchange(how, number(facts, "sent_bytes") if len(record.hosts) > 1 else None)
 
 
 # --- samples -----------------------------------------------------------------------------------------------

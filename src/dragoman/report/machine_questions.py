@@ -17,6 +17,8 @@ BUSY, WORKING, STRONG = 85.0, 50.0, 0.65  # percent of time, percent of multipro
 CAUSES = {
     "compute": "computing itself bounds the step",
     "network": "the network bounds the step",
+    "exchange": "the exchange of gradients inside the host bounds the step",
+    "untimed": "what bounds the step cannot be told: its exchange is part of both passes, and nobody times it",
     "ranks": "waiting for a slower rank bounds the step",
     "data": "waiting for data bounds the step",
     "host": "the host bounds the step: it hands out work too slowly for its GPUs",
@@ -25,6 +27,8 @@ CAUSES = {
 
 def bound_words(found: Waits) -> str:
     """What holds a step up, and what would be gained without it."""
+    if found.bound == "untimed":
+        return CAUSES["untimed"]
     if found.bound == "compute":
         left = max(found.causes, key=lambda name: found.causes[name])
         return f"{CAUSES['compute']}; all waiting together is {units.percent(sum(found.causes.values()))} of it, most for {left}"
@@ -35,14 +39,15 @@ def bound_words(found: Waits) -> str:
 def wait_evidence(found: Waits) -> Evidence:
     names = {
         "network": "for gradients over the network",
+        "exchange": "for gradients inside the host",
         "ranks": "for slower ranks",
         "data": "for data",
         "host": "for the host",
     }
     rows = [("Usual step (median of windows)", units.duration(found.step))]
     rows += [
-        (f"Waiting {words}", f"{units.duration(getattr(found, name))} a step, {units.percent(found.causes[name])}")
-        for name, words in names.items()
+        (f"Waiting {names[cause]}", f"{units.duration(share * found.step)} a step, {units.percent(share)}")
+        for cause, share in found.causes.items()
     ]
     return [*rows, ("What bounds the step", CAUSES[found.bound])]
 
@@ -144,29 +149,25 @@ def bound_evidence(record: RunRecord) -> Evidence:
         return [("Where the time of a step went", units.NOT_RECORDED)]
 
 
-UNTIMED = ("fsdp", "hybrid")  # strategies whose exchange nobody times
-
-
 def network(record: RunRecord) -> Answer:
-    """Bytes of every host's interfaces at the edges of the windows of metrics, everybody's traffic included. Predicted: a ring over N
-    ranks sends 2 (N-1)/N times the gradients out of every host. Exposed: time after the end of the backward pass, when only the
-    exchange was left to wait for; of the rank that waited least, because the others may be waiting for that rank. 1 byte = 8 bit."""
+    """Bytes of every host's interfaces at the edges of the windows of metrics, everybody's traffic included. Predicted: what the
+    strategy must send; with ddp, a ring over N ranks sends 2 (N-1)/N times the gradients out of every host. Exposed: time after the
+    end of the backward pass, when only the exchange was left to wait for; of the rank that waited least, because the others may
+    be waiting for that rank. 1 byte = 8 bit."""
     world = number(record.environment, "world_size")
     if world is not None and len(record.hosts) == 1:
-        ranks = "One rank" if world == 1 else f"{units.count(world)} ranks on one host"
-        how = "nothing was exchanged" if world == 1 else "gradients never left it"
-        return Answer(5, f"No traffic, and no bottleneck: {ranks}, {how}.", [("Hosts", "1"), *bound_evidence(record)])
+        return Answer(5, inside_one_host(record, world), [("Hosts", "1"), *bound_evidence(record)])
     if not record.spans:
         return network_by_arithmetic(record)
     found, waits = machine.traffic(record), machine.waits(record)
     if not found:
         raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
     busiest = max(found, key=lambda one: one.sent_per_s)
-    predicted, spent = machine.predicted_per_host(record), spent_communicating(record)
+    predicted, spent = machine.predicted(record), spent_communicating(record)
     verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
     verdict += f", {units.percent(busiest.link_share)} of its link" if busiest.link_share is not None else ""
-    strategy = record.config.parallel.strategy if record.config else "ddp"
-    if strategy in UNTIMED:
+    if waits.untimed:
+        strategy = record.config.parallel.strategy if record.config else ""
         verdict = f"Cannot be told: with {strategy} the exchange is part of both passes and is not timed by itself; {verdict}."
     else:
         was = "Yes, the network was" if waits.bound == "network" else "No, the network was not"
@@ -175,8 +176,8 @@ def network(record: RunRecord) -> Answer:
         carried = units.bit_rate(busiest.sent_per_step / spent)
         verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."
     evidence = [
-        ("Sent a step, predicted (ring, fp32)", units.size(predicted)),
-        ("Measured against predicted", agreement(busiest, predicted)),
+        (f"Sent a step, predicted ({predicted.how})", units.size(predicted.sent_bytes)),
+        ("Measured against predicted", agreement(busiest, predicted.sent_bytes)),
         ("Communication, first to last byte", f"{units.duration(spent)} a step"),
         ("Rate during the exchange", units.bit_rate(busiest.sent_per_step / spent) if spent else units.NOT_RECORDED),
         *wait_evidence(waits),
@@ -188,9 +189,25 @@ def network(record: RunRecord) -> Answer:
     return Answer(5, verdict, evidence, "network", table)
 
 
+def inside_one_host(record: RunRecord, world: float) -> str:
+    """The verdict where nothing can cross a network: ranks may wait for each other's gradients all the same."""
+    if world == 1:
+        return "No traffic, and no bottleneck: One rank, nothing was exchanged."
+    ranks = f"{units.count(world)} ranks on one host"
+    try:
+        waits = machine.waits(record)
+    except NotRecorded:
+        return f"No traffic: {ranks}, gradients never left it."
+    if waits.bound == "exchange":
+        return f"No traffic, and no bottleneck in the network: {ranks}; but {bound_words(waits)}."
+    told = ", how long they took inside it is not timed" if waits.untimed else ""
+    return f"No traffic, and no bottleneck: {ranks}, gradients never left it{told}."
+
+
 def network_by_arithmetic(record: RunRecord) -> Answer:
     """Where nobody measured waiting: what must have been sent, whether the wire carried that, and what it would need."""
-    predicted, times = machine.predicted_per_host(record), series(record.train_rows, "step_seconds")[1]
+    how, predicted = machine.predicted(record)
+    times = series(record.train_rows, "step_seconds")[1]
     if not predicted or not times:
         raise record.lacks("spans.jsonl", "has no whole window after the first")
     step, measured = statistics.fmean(times), bytes_per_s(record.stated.get("network_rate"))
@@ -211,7 +228,7 @@ def network_by_arithmetic(record: RunRecord) -> Answer:
         ("Seen on the wire", units.bit_rate(measured)),
         ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}"),
     ]
-    return Answer(5, said, [("Sent a step and host, predicted (ring, fp32)", units.size(predicted)), *rows, *seen])
+    return Answer(5, said, [(f"Sent a step and host, predicted ({how})", units.size(predicted)), *rows, *seen])
 
 
 def spent_communicating(record: RunRecord) -> float:
@@ -223,7 +240,7 @@ def agreement(found: Traffic, predicted: float | None) -> str:
         return units.NOT_RECORDED
     ratio = found.sent_per_step / predicted
     if ratio < 0.7:
-        meaning = "less: gradients are compressed, exchanged less often, or leave by a way that is not counted"
+        meaning = "less: some of it leaves by a way that is not counted"
     elif ratio > 1.3:
         meaning = "more: other traffic, or segments sent again"
     else:
@@ -268,7 +285,7 @@ def step_and_network(record: RunRecord) -> Answer:
             "Exposed communication a step",
             f"{units.duration(waits.network)}, {units.percent(waits.causes['network'])} of it",
         ),
-        ("Measured against predicted bytes", agreement(host, machine.predicted_per_host(record))),
+        ("Measured against predicted bytes", agreement(host, machine.predicted(record).sent_bytes)),
     ]
     return Answer(11, f"{verdict}{meaning(waits, with_wait)}.", evidence, "step_and_network")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from dragoman import runs
 from dragoman.config.load import differences, load_config
@@ -24,6 +25,7 @@ from dragoman.data.subwords import Vocabulary
 from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.model import size
 from dragoman.monitor import gpu, host
+from dragoman.parallel import plan
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import gather, wait_for_all
 from dragoman.training import owner
@@ -210,6 +212,29 @@ def spans_row(step: int, totals: Totals) -> runs.Row:
     }
 
 
+def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: nn.Module, gloo: bool) -> dict[str, Any]:
+    """How ranks agree, and the bytes that must leave a host for it in a step, by the arithmetic of `dragoman plan`; null where it
+    has none: hosts of different sizes, or islands that are no hosts."""
+    section, per_host = config.parallel, {len(entry["ranks"]) for entry in hosts}
+    facts: dict[str, Any] = {"strategy": section.strategy, "wire": section.wire, "sent_bytes": None}
+    if len(per_host) == 1 and section.ranks_per_island in (0, *per_host):
+        count = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+        once = sum(tensor.numel() for name, tensor in model.named_parameters() if "embedding" in name)
+        machines = plan.Setting(
+            parameters=count,
+            gathered_once=once,
+            hosts=len(hosts),
+            ranks_per_host=per_host.pop(),
+            compute_seconds=0.0,
+            bytes_per_s=1.0,
+            micro_batches=share.micro_batches,
+            inner_steps=section.inner_steps,
+            gloo=gloo,
+        )
+        facts["sent_bytes"] = round(plan.sent_bytes(machines, section.strategy, section.wire))
+    return facts
+
+
 def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary) -> dict[str, Any]:
     """Devices, versions and sizes, without anything that changes while the run goes on."""
     return {
@@ -229,7 +254,6 @@ def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary
             len(vocabulary),
             vocabulary.source_size,
             config.train.label_smoothing,
-            mesh.world,
             averaged=config.train.average_decay > 0,
         ),
     }

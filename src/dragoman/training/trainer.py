@@ -575,6 +575,9 @@ class Trainer:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
         environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
+        own["exchange"] = facts.exchange(
+            self.config, hosts, self.share, self.state.model, gloo=self.mesh.device.type == "cpu"
+        )
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.generation = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
