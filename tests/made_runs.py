@@ -208,7 +208,14 @@ class Made:
 
     def sample(self, host: int, time: float, working: bool) -> None:
         sent, again, held = self.counters[host].values()
-        row: Row = {"time": time, "cpu_percent": 50.0, "tcp_retransmitted": int(again), "cpu_throttled_us": int(held)}
+        row: Row = {
+            "time": time,
+            "cpu_percent": 50.0,
+            "iowait_percent": 1.0,
+            "tcp_retransmitted": int(again),
+            "cpu_throttled_us": int(held),
+        }
+        row |= {"disk_read_bytes": int(1e6 * (time - START)), "disk_write_bytes": int(2e6 * (time - START))}
         row["nics"] = {"eth0": {"sent_bytes": int(sent), "received_bytes": int(sent), "faults": 0}}
         row["gpus"] = [self.card(working)] * self.ranks if self.gpu else []
         self.telemetry[host].append(row)

@@ -16,7 +16,7 @@ from made_runs import Gpu, Made
 
 from dragoman.report import load_run, write_report
 from dragoman.report.charts import draw_all
-from dragoman.report.render import plain, render_html, render_markdown
+from dragoman.report.render import as_json, plain, render_html, render_markdown
 
 Write = Callable[..., Path]
 KINDS: dict[str, dict[str, Any]] = {
@@ -73,10 +73,10 @@ def test_every_kind_of_run_makes_a_whole_page(story: Write, kind: str) -> None:
 
 
 def test_a_whole_run_has_all_figures(tmp_path: Path) -> None:
-    """One for each question, five curves against three axes, parts of a step, memory."""
+    """One for each question, eight curves against three axes, processors and disks."""
     parser = Balance()
     parser.feed(render_html(load_run(Made(tmp_path / "run", hosts=2, ranks=2, gpu=Gpu()).write())))
-    assert parser.seen.count("svg") == 11 + 5 * 3 + 2
+    assert parser.seen.count("svg") == 11 + 8 * 3 + 2
 
 
 def test_figures_take_their_colours_from_the_page(story: Write) -> None:
@@ -119,9 +119,14 @@ def test_the_same_run_gives_the_same_bytes(story: Write) -> None:
     assert render_html(load_run(folder)) == render_html(load_run(folder))
 
 
-def test_a_long_run_keeps_a_small_page(story: Write) -> None:
-    folder = story(steps=20_000, every=1000, log_every=10, overrides=["checkpoint.every=1000"], checkpoints=False)
-    assert len(render_html(load_run(folder))) < 1_500_000
+def test_a_long_run_keeps_a_small_page(tmp_path: Path) -> None:
+    how = {"steps": 300_000, "log_every": 200, "valid_every": 400, "hosts": 2, "ranks": 2}
+    html = render_html(load_run(Made(tmp_path / "run", gpu=Gpu(), network=0.05, **how).write()))
+    assert len(html) < 2_000_000, "5 MB are the most"
+    table = html[html.index("<h2>Validation</h2>") :].split("</table>")[0]
+    assert "1 of 4 rows, and the last" in table
+    assert 150 < table.count("<tr>") <= 202
+    assert "<td>300,000</td>" in table
 
 
 def test_both_files_are_written_into_the_run_folder(story: Write) -> None:
@@ -139,6 +144,22 @@ def test_the_json_says_what_the_page_says(story: Write) -> None:
     assert [answer["number"] for answer in told["answers"]] == list(range(1, 12))
     assert all(plain(answer["verdict"]) in page for answer in told["answers"])
     assert all(plain(finding["title"]) in page for finding in told["findings"])
+    for key in ("validation", "checkpoints"):
+        assert [row[0] for row in told[key]["rows"]] == ["200", "400", "600"]
+    assert {label for label, _ in told["machine"]} >= {"Ranks", "Host alpha"}
+    assert told["probes"][0][0] == ["source", "The small dog sleeps."]
+    assert any("spans.jsonl" in reason for reason in told["gaps"])
+
+
+def test_tables_tell_what_each_corpus_gave_and_which_checkpoints_are_kept(tmp_path: Path) -> None:
+    def described(run: Made) -> None:
+        run.data_facts["train"]["corpora"] = {"news": {"read_pairs": 1200, "pairs": 1100, "dropped": {"too long": 100}}}
+
+    shown = as_json(load_run(Made(tmp_path / "run", change=described).write()))
+    assert shown["corpora"]["rows"] == [("news", "1,200", "1,100", "too long 100")]
+    *gone, last = shown["checkpoints"]["rows"]
+    assert (*last[:4], last[-1]) == ("4,000", "730.6 MB", "50.0 ms", "2.00 s", "yes")
+    assert {row[-1] for row in gone} == {"no"}
 
 
 def test_reading_a_run_starts_fast_and_without_torch() -> None:

@@ -7,13 +7,14 @@ letters by `currentColor`, so that one file serves screen, dark mode and print.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from html import escape
 from io import StringIO
 from itertools import cycle, product
 from pathlib import Path
+from typing import TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ from dragoman.config import Config
 from dragoman.config.schedule import learning_rate
 from dragoman.report import learning_questions as learning
 from dragoman.report import machine, measures, units
-from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
+from dragoman.report.read import NotRecorded, RunRecord, number, once, sections, text
 from dragoman.runs import Row
 
 STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
@@ -35,6 +36,9 @@ VARIABLES = dict(zip(COLOURS, ("--blue", "--orange", "--green", "--purple", "--g
 WIDTH, HEIGHT = 5.6, 3.1  # inches of 72 units: small, so that letters stay readable on a phone
 MOST_POINTS = 500  # of a curve: more than a figure has pixels for
 Drawing = Callable[[Figure, RunRecord], None]
+Point = TypeVar("Point")
+Rates = list[tuple[float, float]]
+"""Times, and values."""
 FEW = 12  # a curve of fewer points shows them; a single point would be no curve at all
 
 
@@ -45,15 +49,15 @@ def draw_all(record: RunRecord) -> dict[str, str]:
         "trend": (trend, HEIGHT, "Validation scores, and the line through the last third of them continued"),
         "gap": (gap, HEIGHT, "Loss of validation text and of a slice of the training set, both without dropout"),
         "gpus": (gpus, HEIGHT, "GPUs over time: utilisation, SM activity, power against its limit"),
-        "network": (network, HEIGHT, "Bytes sent per second by every host, with the capacity of the link"),
+        "network": (network, HEIGHT, "Bytes sent and received per second by every host, with the capacity of the link"),
         "learning_rate": (rates, HEIGHT, "Learning rate: logged values on the curve of the formula"),
         "training_set": (training_set, 1.45, "Size of the training set by side"),
         "checkpoint_files": (checkpoint_files, 2.3, "Size of the files of the newest checkpoint"),
         "checkpoint_size": (checkpoint_parts, 1.75, "Checkpoint on disk against its prediction"),
         "step_time": (step_time, HEIGHT, "Step time over the run, and its distribution"),
         "step_and_network": (step_and_network, HEIGHT, "Step time against exposed communication and bytes per second"),
-        "phases": (phases, HEIGHT, "Parts of a step over the run"),
-        "memory": (memory, HEIGHT, "Memory over the run"),
+        "processors": (processors, HEIGHT, "Processors of every host over time: busy, and waiting for disks"),
+        "disks": (disks, HEIGHT, "Bytes read from and written to the disks of every host per second"),
     }
     for x, name in product(AXES, CURVES):
         label, of_axis = CURVES[name]
@@ -118,6 +122,12 @@ def over_steps(axes: Axes, unit: str, ticks: int = 6) -> Axes:
     return axes
 
 
+def thinned(points: list[Point]) -> list[Point]:
+    """As many as a figure can show, the last one among them."""
+    return points[:: 1 + len(points) // MOST_POINTS] + points[-1:] if len(points) > MOST_POINTS else points
+
+
+@once
 def hours(record: RunRecord) -> tuple[float, float, str]:
     """When the run began, and how its times are counted."""
     begin = min((row["time"] for row in (*record.events, *record.train_rows) if "time" in row), default=None)
@@ -127,19 +137,24 @@ def hours(record: RunRecord) -> tuple[float, float, str]:
     return (begin, *next((pair for pair in ((3600.0, "h"), (60.0, "min")) if long >= 2 * pair[0]), (1.0, "s")))
 
 
+@once
+def place(record: RunRecord, x: str) -> Callable[[Row], float | None]:
+    """Where a row with a step and a time stands on an axis; None where that is not known."""
+    if x == "step":
+        return lambda row: number(row, "step")
+    if x == "time":
+        begin, unit, _ = hours(record)
+        return lambda row: None if (time := number(row, "time")) is None else (time - begin) / unit
+    tokens = {
+        row["step"]: many / 1e6 for row in record.train_rows if (many := number(row, "target_tokens")) is not None
+    }
+    return lambda row: tokens.get(row["step"])
+
+
 def placed(rows: list[Row], key: str, x: str, record: RunRecord) -> tuple[list[float], list[float]]:
     """Places and values of the rows that have both, thinned to what a figure can show."""
-    tokens = {row["step"]: number(row, "target_tokens") for row in record.train_rows}
-    begin, unit, _ = hours(record) if x == "time" else (0.0, 1.0, "")
-    where: dict[str, Callable[[Row], float | None]] = {
-        "step": lambda row: row["step"],
-        "tokens": lambda row: None if (many := tokens.get(row["step"])) is None else many / 1e6,
-        "time": lambda row: None if (time := number(row, "time")) is None else (time - begin) / unit,
-    }
-    found = [
-        (at, value) for row in rows if (value := number(row, key)) is not None and (at := where[x](row)) is not None
-    ]
-    found = found[:: 1 + len(found) // MOST_POINTS] + found[-1:] if len(found) > MOST_POINTS else found
+    known, where = [row for row in rows if number(row, key) is not None], place(record, x)
+    found = [(at, float(row[key])) for row in thinned(known) if (at := where(row)) is not None]
     return [at for at, _ in found], [value for _, value in found]
 
 
@@ -186,6 +201,38 @@ def loss(x: str, figure: Figure, record: RunRecord) -> None:
     axes.legend()
 
 
+def phases(x: str, figure: Figure, record: RunRecord) -> None:
+    where = place(record, x)
+    found = [(at, window) for window in thinned(machine.windows(record)) if (at := where(window.row)) is not None]
+    if not found:
+        raise NotRecorded("no spans")
+    names = {"forward": "forward", "backward": "backward", "exposed": "exposed communication", "optimizer": "optimizer"}
+    names |= {"idle": "waiting for data or host", "other": "copies, books"}
+    axes = over(x, figure, record, "seconds a step, mean of ranks")
+    parts = [[window.mean(name) for _, window in found] for name in names]
+    colours = (BLUE, PURPLE, ORANGE, GREEN, RED, GREY)
+    axes.stackplot([at for at, _ in found], parts, colors=colours, labels=list(names.values()), alpha=0.85)
+    figure.legend(loc="outside upper left", ncols=3, fontsize=9)
+
+
+def memory(x: str, figure: Figure, record: RunRecord) -> None:
+    rows, where = [row for _, row in sorted(record.spans.items())], place(record, x)
+    most = [
+        (at, max(used) / 1e9)
+        for row in thinned(rows)
+        if (used := machine.numbers(row, "memory_bytes")) and (at := where(row)) is not None
+    ]
+    if not most:
+        raise NotRecorded("no spans")
+    axes = over(x, figure, record, "GB (10⁹ bytes)")
+    axes.plot(*zip(*most, strict=True), color=PURPLE, label="the fullest rank")
+    sizes = [size for host in record.hosts for gpu in sections(host, "gpus") if (size := number(gpu, "memory_bytes"))]
+    if sizes:
+        axes.axhline(min(sizes) / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(min(sizes))}")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
 AXES = {"step": "step", "tokens": "target tokens", "time": "wall-clock time"}
 CURVES: dict[str, tuple[str, Callable[[str, Figure, RunRecord], None]]] = {
     "loss": ("Loss", loss),
@@ -193,6 +240,9 @@ CURVES: dict[str, tuple[str, Callable[[str, Figure, RunRecord], None]]] = {
     "rate": ("Learning rate", partial(curve, "train", "learning_rate", "learning rate", BLUE)),
     "grad_norm": ("Gradient norm", partial(curve, "train", "grad_norm", "gradient norm", PURPLE)),
     "throughput": ("Throughput", partial(curve, "train", "target_tokens_per_s", "target tokens/s", BLUE)),
+    "pace": ("Step time", partial(curve, "train", "step_seconds", "seconds a step, mean of a row", BLUE)),
+    "phases": ("Parts of a step", phases),
+    "memory": ("Memory", memory),
 }
 
 
@@ -239,7 +289,7 @@ def gpus(figure: Figure, record: RunRecord) -> None:
     for key, (label, colour) in curves.items():
         points: dict[float, list[float]] = {}
         for rows in cards:
-            for row in rows[:: 1 + len(rows) // MOST_POINTS]:
+            for row in thinned(rows):
                 watts, limit = number(row, "power_watts"), number(row, "power_limit_watts")
                 value = 100 * watts / limit if key == "power" and watts is not None and limit else number(row, key)
                 if value is not None:
@@ -251,30 +301,60 @@ def gpus(figure: Figure, record: RunRecord) -> None:
     figure.legend(loc="outside upper left", ncols=3, fontsize=9)
 
 
-def network(figure: Figure, record: RunRecord) -> None:
-    begin, unit, name = hours(record)
-    axes, colours = figure.add_subplot(), cycle((BLUE, ORANGE, GREEN, PURPLE))
-    for host, colour in zip(record.hosts, colours, strict=False):
-        rates = machine.nic_rates(record, host)
-        rates = rates[:: 1 + len(rates) // MOST_POINTS]
-        if rates:
-            at, sent = [(time - begin) / unit for time, _ in rates], [rate / 1e6 for _, rate in rates]
-            axes.plot(at, sent, color=colour, linewidth=1.1, label=f"{text(host, 'host')}, sent")
-    if not axes.lines or len(record.hosts) < 2:
-        raise NotRecorded("nothing was sampled, or there is one host")
-    links = {speed for host in record.hosts if (speed := machine.link_mbit(record, host))}
-    for speed in links:
-        axes.axhline(
-            speed / 8, color=GREY, linestyle=":", label=f"link, {units.link_speed(speed)} = {speed / 8:,.4g} MB/s"
-        )
-    axes.set(xlabel=f"wall clock ({name})", ylabel="MB/s (10⁶ bytes)")
+def by_host(figure: Figure, record: RunRecord, unit: str, ways: Mapping[str, Callable[[Row], Rates]]) -> Axes:
+    """Over time, with a colour for every host and a style for everything that was measured on it."""
+    begin, scale, name = hours(record)
+    axes = figure.add_subplot()
+    for host, colour in zip(record.hosts, cycle((BLUE, ORANGE, GREEN, PURPLE)), strict=False):
+        for (way, measured), style in zip(ways.items(), ("-", "--", ":"), strict=False):
+            points = [((time - begin) / scale, value) for time, value in thinned(measured(host))]
+            if points:
+                label = f"{text(host, 'host')}, {way}"
+                axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, linewidth=1.1, label=label)
+    if not axes.lines:
+        raise NotRecorded("no host was sampled")
+    axes.set(xlabel=f"wall clock ({name})", ylabel=unit)
     axes.set_ylim(bottom=0)
+    return axes
+
+
+def network(figure: Figure, record: RunRecord) -> None:
+    if len(record.hosts) < 2:
+        raise NotRecorded("there is one host")
+
+    def megabytes(key: str, host: Row) -> Rates:
+        return [(time, rate / 1e6) for time, rate in machine.nic_rates(record, host, key)]
+
+    ways = {way: partial(megabytes, f"{way}_bytes") for way in ("sent", "received")}
+    axes = by_host(figure, record, "MB/s (10⁶ bytes)", ways)
+    for speed in {speed for host in record.hosts if (speed := machine.link_mbit(record, host))}:
+        label = f"link, {units.link_speed(speed)} = {speed / 8:,.4g} MB/s"
+        axes.axhline(speed / 8, color=GREY, linestyle="-.", label=label)
     figure.legend(loc="outside upper left", ncols=3, fontsize=9)
 
 
+def processors(figure: Figure, record: RunRecord) -> None:
+    def percent(key: str, host: Row) -> Rates:
+        rows = record.telemetry.get(text(host, "host"), [])
+        return [(row["time"], value) for row in rows if (value := number(row, key)) is not None]
+
+    ways = {"all cores": partial(percent, "cpu_percent"), "waiting for disks": partial(percent, "iowait_percent")}
+    by_host(figure, record, "% of the time", ways)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=9)
+
+
+def disks(figure: Figure, record: RunRecord) -> None:
+    def megabytes(key: str, host: Row) -> Rates:
+        rows = record.telemetry.get(text(host, "host"), [])
+        return [(time, rate / 1e6) for time, rate in machine.rates(rows, key)]
+
+    ways = {"read": partial(megabytes, "disk_read_bytes"), "written": partial(megabytes, "disk_write_bytes")}
+    by_host(figure, record, "MB/s (10⁶ bytes)", ways)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=9)
+
+
 def step_and_network(figure: Figure, record: RunRecord) -> None:
-    found = machine.windows(record)
-    found = found[:: 1 + len(found) // MOST_POINTS]
+    found = thinned(machine.windows(record))
     if len(record.hosts) < 2 or not found or not machine.traffic(record):
         raise NotRecorded("one host, or no spans")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -288,37 +368,6 @@ def step_and_network(figure: Figure, record: RunRecord) -> None:
     left.set(xlabel="exposed communication (s a step)", ylabel="step time (s)")
     right.set(xlabel="sent (MB/s)")
     left.set_ylim(bottom=0)
-
-
-def phases(figure: Figure, record: RunRecord) -> None:
-    found = machine.windows(record)
-    found = found[:: 1 + len(found) // MOST_POINTS]
-    if not found:
-        raise NotRecorded("no spans")
-    names = {"forward": "forward", "backward": "backward", "exposed": "exposed communication", "optimizer": "optimizer"}
-    names |= {"idle": "waiting for data or host", "other": "copies, books"}
-    axes = over_steps(figure.add_subplot(), "seconds a step, mean of ranks")
-    parts = [[window.mean(name) for window in found] for name in names]
-    steps = [window.step for window in found]
-    axes.stackplot(
-        steps, parts, colors=(BLUE, PURPLE, ORANGE, GREEN, RED, GREY), labels=list(names.values()), alpha=0.85
-    )
-    figure.legend(loc="outside upper left", ncols=3, fontsize=9)
-
-
-def memory(figure: Figure, record: RunRecord) -> None:
-    rows = [row for _, row in sorted(record.spans.items()) if machine.numbers(row, "memory_bytes")]
-    rows = rows[:: 1 + len(rows) // MOST_POINTS]
-    if not rows:
-        raise NotRecorded("no spans")
-    axes = over_steps(figure.add_subplot(), "GB (10⁹ bytes)")
-    most = [max(machine.numbers(row, "memory_bytes")) / 1e9 for row in rows]
-    axes.plot([row["step"] for row in rows], most, color=PURPLE, label="the fullest rank")
-    sizes = [size for host in record.hosts for gpu in sections(host, "gpus") if (size := number(gpu, "memory_bytes"))]
-    if sizes:
-        axes.axhline(min(sizes) / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(min(sizes))}")
-    axes.set_ylim(bottom=0)
-    axes.legend()
 
 
 def rates(figure: Figure, record: RunRecord) -> None:
@@ -351,10 +400,12 @@ def draw_rate(config: Config, path: Path) -> None:
 
 def step_time(figure: Figure, record: RunRecord) -> None:
     times, spans = measures.StepTimes(record), measures.step_spans(record)
-    steps, weights, seconds, _ = zip(*spans, strict=True)
+    _, weights, seconds, _ = zip(*spans, strict=True)
     over, histogram = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
     over_steps(over, "step time (s)", ticks=5).set_ylim(0, max(seconds) * 1.3)
-    over.plot(steps, seconds, color=BLUE, linewidth=1.2, marker="o" if len(spans) < FEW else "", markersize=4)
+    curve = [(span.step, span.seconds) for span in thinned(spans)]
+    marker = "o" if len(spans) < FEW else ""
+    over.plot(*zip(*curve, strict=True), color=BLUE, linewidth=1.2, marker=marker, markersize=4)
     over.axhline(times.median, color=ORANGE, linestyle="--", label=f"median {units.duration(times.median)}")
     over.axhline(times.p95, color=PURPLE, linestyle=":", label=f"95 % below {units.duration(times.p95)}")
     over.legend(loc="upper right", fontsize=9)

@@ -282,13 +282,13 @@ def rates(rows: list[Row], *keys: str) -> Iterator[tuple[float, float]]:
             yield after["time"], (values[1] - values[0]) / seconds
 
 
-def nic_rates(record: RunRecord, host: Row) -> list[tuple[float, float]]:
-    """Bytes sent per second by all interfaces of a host that were described."""
+def nic_rates(record: RunRecord, host: Row, key: str = "sent_bytes") -> list[tuple[float, float]]:
+    """Bytes per second of all interfaces of a host that were described."""
     rows = record.telemetry.get(text(host, "host"), [])
     names = [text(link, "name") for link in sections(host, "interfaces")]
     totals: dict[float, float] = {}
     for name in names:
-        for time, rate in rates(rows, "nics", name, "sent_bytes"):
+        for time, rate in rates(rows, "nics", name, key):
             totals[time] = totals.get(time, 0.0) + rate
     return sorted(totals.items())
 

@@ -60,7 +60,7 @@ def gpus_used(record: RunRecord) -> Answer:
     if text(record.environment, "device") not in ("", "cuda"):
         name = text(record.environment, "device_name") or "unknown"
         facts = bound_evidence(record)
-        return Answer(4, f"No GPU was used: it ran on the CPU ({name}).", [("Device", name), *facts], "phases")
+        return Answer(4, f"No GPU was used: it ran on the CPU ({name}).", [("Device", name), *facts], "phases_by_step")
     cards = machine.gpus(record)
     rows = machine.gpu_samples(record)
     if not rows:

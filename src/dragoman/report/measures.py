@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dragoman.config.schedule import learning_rate
-from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, number, text
+from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, number, once, text
 from dragoman.runs import Row
 
 RATE_TOLERANCE = 1e-5  # relative; room for rounding in the log, too tight for a rate that is off by one step
@@ -66,6 +66,7 @@ def stop_reason(record: RunRecord) -> str:
     return text(last, "reason") or "no reason given" if last.get("event") == "stop" else ""
 
 
+@once
 def end_time(record: RunRecord) -> float:
     """The stop, or the last sign of life of a run without one."""
     if stop_reason(record):
@@ -118,6 +119,7 @@ class StepSpan(NamedTuple):
     row: Row
 
 
+@once
 def step_spans(record: RunRecord) -> list[StepSpan]:
     """A row after a resume covers the steps since the resume, not since the row before the crash."""
     resumed = [int(number(row, "step") or 0) for row in starts(record)[1:]]

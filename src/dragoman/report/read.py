@@ -178,9 +178,12 @@ def text(row: Row, key: str) -> str:
     return "" if value is None else str(value)
 
 
-def section(row: Row, key: str) -> Row:
-    value = row.get(key)
-    return value if isinstance(value, dict) else {}
+def section(row: Row, *keys: str) -> Row:
+    """The table at `row[key][key]...`, or an empty one."""
+    for key in keys:
+        value = row.get(key)
+        row = value if isinstance(value, dict) else {}
+    return row
 
 
 def sections(row: Row, key: str) -> list[Row]:

@@ -19,8 +19,10 @@ from dragoman.report.measures import last_step
 from dragoman.report.questions import answers
 from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
+from dragoman.runs import step_of
 
 Figures = dict[str, str]
+MOST_ROWS = 200  # of a table
 
 
 def render_html(record: RunRecord, figures: Figures | None = None) -> str:
@@ -35,11 +37,11 @@ def render_markdown(record: RunRecord, figures: Figures | None = None) -> str:
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """The same for programs: verdicts, evidence and findings, in the words of the page."""
+    """All that the page says, in its words, for programs."""
     shown = page(record)
-    facts = {key: shown[key] for key in ("name", "summary", "status", "scores")}
+    tables = {key: shown[key]._asdict() for key in ("validation", "corpora", "checkpoints")}
     given = [{"question": answer.question, **asdict(answer)} for answer in shown["answers"]]
-    return facts | {"answers": given, "findings": [finding._asdict() for finding in shown["findings"]]}
+    return shown | tables | {"answers": given, "findings": [finding._asdict() for finding in shown["findings"]]}
 
 
 def drawn(record: RunRecord, figures: Figures | None) -> dict[str, Any]:
@@ -75,6 +77,8 @@ def page(record: RunRecord) -> dict[str, Any]:
         "serious": [finding.title for finding in found if finding.severity == "serious"],
         "probes": probes(record),
         "validation": validation(record),
+        "corpora": corpora(record),
+        "checkpoints": checkpoints(record),
         "machine": machine(record),
         "gaps": list(record.missing.values()),
     }
@@ -83,7 +87,7 @@ def page(record: RunRecord) -> dict[str, Any]:
 def curves(figures: Figures, used: set[str]) -> list[tuple[str, str, str]]:
     """Figures that no answer shows: name, title, and the axis it is drawn against where there is a choice."""
     shown = [(f"{name}_by_{x}", title, x) for name, (title, _) in CURVES.items() for x in AXES]
-    shown += [("phases", "Parts of a step", ""), ("memory", "Memory", "")]
+    shown += [("processors", "Processors of the hosts", ""), ("disks", "Disks of the hosts", "")]
     return [(name, title, x) for name, title, x in shown if name in figures and name not in used]
 
 
@@ -138,7 +142,41 @@ def validation(record: RunRecord) -> Table:
     for row in record.valid_rows:
         cells = ["-" if (value := number(row, key)) is None else format(value, how) for key, how in formats.items()]
         rows.append((f"{row['step']:,}", *cells, units.duration(number(row, "seconds"))))
-    return Table(("Step", "Loss (nats)", "NLL (nats)", "Perplexity", "BLEU", "chrF", "Time"), rows)
+    return shortened(("Step", "Loss (nats)", "NLL (nats)", "Perplexity", "BLEU", "chrF", "Time"), rows)
+
+
+def shortened(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """Of a table by steps with hundreds of rows every so manieth, and the last; its first column says so."""
+    every = -(-len(rows) // MOST_ROWS)
+    if every < 2:
+        return Table(columns, rows)
+    return Table((f"{columns[0]} (1 of {every} rows, and the last)", *columns[1:]), [*rows[:-1:every], rows[-1]])
+
+
+def corpora(record: RunRecord) -> Table:
+    """What every corpus gave to the training set, and what was dropped of it and why."""
+    rows = []
+    for name, facts in section(record.data, "train", "corpora").items():
+        counts = section(facts, "dropped")
+        dropped = [f"{reason} {units.count(number(counts, reason))}" for reason in counts]
+        rows.append(
+            (name, *(units.count(number(facts, key)) for key in ("read_pairs", "pairs")), "; ".join(dropped) or "-")
+        )
+    return Table(("Corpus", "Pairs read", "Pairs kept", "Dropped"), rows)
+
+
+def checkpoints(record: RunRecord) -> Table:
+    """Every one that was written; those that lie in the folder still are kept."""
+    kept, rows = {step_of(Path(each.name)) for each in record.checkpoints}, []
+    scores = {row["step"]: row for row in record.valid_rows}
+    for row in record.events:
+        if row.get("event") == "checkpoint" and (step := number(row, "step")) is not None:
+            loss = number(scores.get(int(step), {}), "loss")
+            times = (units.duration(number(row, key)) for key in ("seconds", "write_seconds"))
+            held = units.decimal_size(size) if (size := number(row, "bytes")) else units.NOT_RECORDED
+            cells = (held, *times, "-" if loss is None else f"{loss:.3f}", "yes" if step in kept else "no")
+            rows.append((f"{step:,.0f}", *cells))
+    return shortened(("Step", "Size", "Training stood still", "Written in", "Validation loss (nats)", "Kept"), rows)
 
 
 def machine(record: RunRecord) -> Evidence:
