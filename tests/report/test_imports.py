@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,7 @@ def test_openseq2seq_log() -> None:
     said = verdicts(record)
     assert "an average one took 1.95 s" in said[10]
     assert said[7] == "Not recorded: an OpenSeq2Seq log (nohup.out) does not tell."
+    assert said[1].startswith("About 33 h 26 min 17 s, if all 61,701 steps took 1.95 s as those in the log did")
 
 
 def test_fairseq_log_counts_in_bits() -> None:
@@ -53,6 +56,41 @@ def test_fairseq_log_counts_in_bits() -> None:
     assert record.valid_rows[0]["loss"] == pytest.approx(9.0 * math.log(2))
     assert record.valid_rows[0]["bleu"] == 1.5
     assert verdicts(record)[1].startswith("2 min 2 s from start to stop")
+
+
+def test_fairseq_log_in_json_says_the_same(tmp_path: Path) -> None:
+    """As `--log-format json` writes it: numbers in quotes, names with the kind before them."""
+    lines = []
+    for line in (LOGS / "fairseq.log").read_text().splitlines():
+        head, _, facts = line.rpartition("epoch 001")
+        found = re.findall(r"([a-z_]+)[= ]([\d.e-]+)", facts)
+        kind = {"valid": "valid_", "train": "train_"}.get((head.split("|") * 2)[-2].strip(), "")
+        lines.append(f"{head}{json.dumps({f'{kind}{key}': value for key, value in found})}" if found and head else line)
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    assert '"valid_bleu": "1.5"' in "".join(lines)
+    plain, in_json = (import_run(at) for at in (LOGS / "fairseq.log", tmp_path / "train.log"))
+    assert in_json.train_rows == plain.train_rows
+    assert in_json.valid_rows == plain.valid_rows
+    assert in_json.events == plain.events
+
+
+def test_checkpoints_of_others_are_found_and_weighed(tmp_path: Path) -> None:
+    log = (LOGS / "nohup.out").read_text()
+    (tmp_path / "nohup.out").write_text(f"*** Total trainable parameters: 1000\n{log}")
+    for step, part, size in (
+        (100, "index", 7),
+        (61701, "data-00000-of-00001", 12_000),
+        (61701, "index", 50),
+        (61701, "meta", 20),
+    ):
+        (tmp_path / f"model.ckpt-{step}.{part}").write_bytes(b"x" * size)
+    said = verdicts(import_run(tmp_path / "nohup.out"))
+    assert said[8].startswith("3 files: model.ckpt-61701.data-00000-of-00001, ")
+    assert "12 bytes a parameter: fp32 weights and Adam's two moments" in said[9]
+    (tmp_path / "hf" / "checkpoint-400").mkdir(parents=True)
+    (tmp_path / "hf" / "trainer_state.json").write_text((LOGS / "trainer_state.json").read_text())
+    (tmp_path / "hf" / "checkpoint-400" / "optimizer.pt").write_bytes(b"x" * 5000)
+    assert verdicts(import_run(tmp_path / "hf"))[8] == "1 file: optimizer.pt."
 
 
 def test_hugging_face_state(tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ def halve_rates(run: Made) -> None:
             row["learning_rate"] /= 2
 
 
+def resumed_otherwise(run: Made) -> None:
+    """Half of the run was made with two thirds of the rate."""
+    for row in run.rows:
+        if row["kind"] == "train" and row["step"] <= 2000:
+            row["learning_rate"] /= 1.5
+    at = next(place for place, row in enumerate(run.events) if row["step"] > 2000)
+    before = run.events[at - 1]
+    stop = {"time": before["time"], "event": "stop", "step": 2000, "reason": "interrupted", "seconds": 1.0}
+    resume = {**stop, "event": "resume", "lost_steps": 0, "changed": ["schedule.coefficient 1.0 -> 1.5"]}
+    run.events[at:at] = [stop, resume]
+
+
 def tokens_twice(run: Made) -> None:
     for row in run.rows:
         if row["kind"] == "train":
@@ -160,6 +172,10 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {**GPUS, "overrides": ["schedule.policy=cosine", "schedule.learning_rate=0.001"]}, "compute", {2: "^Yes, as far as its schedule goes: the learning rate has come down to .* of its peak"}, (),
     ),
     "rates that were changed": ({**GPUS, "change": halve_rates}, "compute", {6: "40 of 80 logged rates do NOT obey"}, ()),
+    "resumed with another schedule": (
+        {**GPUS, "overrides": ["schedule.coefficient=1.5"], "change": resumed_otherwise}, "compute",
+        {6: "all 40 logged rates since step 2,000, where the run was resumed with another schedule, follow from the step alone"}, ("1 restart",),
+    ),
     "most steps clipped": ({**GPUS, "clipped": 0.8, "overrides": ["train.clip_norm=0.5"]}, "compute", {}, ("80.0 % of all steps were clipped",)),
     "rows half empty": ({**GPUS, "fill": 0.55}, "compute", {}, ("Rows are only 55.0 % full",)),
     "memory nearly full": ({**GPUS, "memory": 148e9}, "compute", {}, ("GPU memory is nearly full: 148.0 GB of 150.0 GB",)),

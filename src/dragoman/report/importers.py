@@ -15,7 +15,7 @@ from typing import Any
 from dragoman.config import load_config
 from dragoman.errors import RunError
 from dragoman.report.contradictions import seconds_of
-from dragoman.report.read import RunRecord, Sample, by_step
+from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step
 from dragoman.runs import Row, RunFolder
 
 NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
@@ -45,6 +45,7 @@ def import_run(path: str | Path, run_file: str | None = None) -> RunRecord:
         raise RunError(f"{path}: looks like {kind} and cannot be read as such ({error})") from error
     if not record.train_rows and not record.valid_rows:
         raise RunError(f"{path}: looks like {kind}, but holds no step that could be read")
+    record.checkpoints = checkpoints_in(path if path.is_dir() else path.parent)
     return record
 
 
@@ -91,6 +92,8 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
             sample[found[1]] = found[2]
             if found[1] == "Prediction":
                 record.probes[step] = [Sample(sample.get("Source", ""), sample.get("Target", ""), found[2])]
+        elif found := re.match(r"\*\*\*\s+Total trainable parameters: (\d+)", line):
+            knows_parameters(record, found)
         elif found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line):
             rows.insert(
                 0, {"kind": "train", "step": step, "step_seconds": float(found[1])}
@@ -100,13 +103,12 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
 
 def fairseq(path: Path, record: RunRecord) -> None:
     """Its losses are in bits (base 2): times ln 2 they are nats."""
-    rows, times = [], []
+    rows, epochs, times = list[Row](), list[Row](), list[float]()
     for line in lines_of(path):
-        facts = (
-            dict(re.findall(rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)", line.rpartition("INFO")[2]))
-            if "|" in line
-            else loose_json(line)
-        )
+        written = rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)"
+        facts = loose_json(line) or dict(
+            re.findall(written, line.rpartition("INFO")[2])
+        )  # --log-format json, or simple
         kind = (
             "valid"
             if "| valid" in line or "valid_loss" in facts
@@ -131,13 +133,14 @@ def fairseq(path: Path, record: RunRecord) -> None:
         row |= {ours: facts[theirs] for theirs, ours in names.items() if theirs in facts}
         row |= {"nll": row["nll"] * math.log(2)} if "nll" in row else {}
         row |= {"step_seconds": 1 / facts["ups"]} if facts.get("ups") and kind == "train" else {}
-        if not (
-            "train | epoch" in line and "train_inner" not in line
-        ):  # means over an epoch, which the rows inside it have
-            rows.append(row)
-    fill(record, rows)
-    done = re.search(rf"done training in {NUMBER} seconds", path.read_text(encoding="utf-8", errors="replace"))
+        (epochs if "| train |" in line else rows).append(row)  # means over an epoch
+    fill(record, rows if any(row["kind"] == "train" for row in rows) else rows + epochs)
+    content = path.read_text(encoding="utf-8", errors="replace")
+    done = re.search(rf"done training in {NUMBER} seconds", content)
     ran(record, times[0] if times else 0.0, float(done[1]) if done else None)
+    if times and not done:
+        record.events = [{"time": times[0], "event": "start", "step": 0}]
+    knows_parameters(record, re.search(r"num\. (?:shared )?model params: ([\d,]+)", content))
 
 
 def hugging_face(path: Path, record: RunRecord) -> None:
@@ -246,6 +249,24 @@ def fill(record: RunRecord, rows: Iterable[Row]) -> None:
         by_step(list(merged.values()), "train"),
         by_step(list(merged.values()), "valid"),
     )
+
+
+def knows_parameters(record: RunRecord, found: re.Match[str] | None) -> None:
+    if found:
+        record.environment = {"model": {"parameters": int(found[1].replace(",", ""))}}
+
+
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """By step: folders of Hugging Face, files of TensorFlow that share a prefix, files of fairseq."""
+    groups = dict[str, list[Path]]()
+    for file in (*folder.glob("checkpoint-*/*"), *folder.glob("model.ckpt-*"), *folder.glob("checkpoint*.pt")):
+        name = file.parent.name if file.parent != folder else re.sub(r"(?<=model\.ckpt-)(\d+)\..*", r"\1", file.name)
+        groups.setdefault(name, []).append(file)
+
+    def step(name: str) -> int:
+        return int(found[-1]) if (found := re.findall(r"\d+", name)) else 0
+
+    return [Checkpoint(name, groups[name]) for name in sorted(groups, key=lambda name: (step(name), name))]
 
 
 def ran(record: RunRecord, begin: float, seconds: float | None) -> None:

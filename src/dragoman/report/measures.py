@@ -165,11 +165,21 @@ def quantile(values: list[float], weights: list[int], share: float) -> float:
     return max(values)
 
 
+def rescheduled(record: RunRecord) -> int:
+    """The step of the last resume with another schedule: the formula before it is not written down any more. 0 without one."""
+    endless = record.config is not None and record.config.schedule.policy in ("fixed", "transformer")
+    keys = ("schedule.",) if endless else ("schedule.", "train.max_steps ")  # where the end of the run shapes the curve
+    changed = [row for row in starts(record) if any(str(each).startswith(keys) for each in row.get("changed") or [])]
+    return int(number(changed[-1], "step") or 0) if changed else 0
+
+
 class RateCheck:
-    """Logged learning rates against the formula. The row of step s was made with lr(s - 1)."""
+    """Logged learning rates against the formula, since it is in force. The row of step s was made with lr(s - 1)."""
 
     def __init__(self, record: RunRecord):
-        self.steps, self.logged = series(record.train_rows, "learning_rate")
+        self.since = rescheduled(record)
+        rows = [row for row in record.train_rows if row["step"] > self.since]
+        self.steps, self.logged = series(rows, "learning_rate")
         if record.config is None or not self.steps:
             file = "metrics.jsonl" if record.config else "run.toml"
             raise record.lacks(file, "has no train row with a learning rate")

@@ -28,6 +28,17 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
+FOREIGN = {  # parts of the names of other systems' files
+    ".data-": "tensors, TensorFlow's",
+    ".index": "which tensor lies where",
+    ".meta": "the graph",
+    "optimizer.": "state of the optimizer",
+    "scheduler.": "state of the learning rate",
+    "rng_state": "state of random numbers",
+    "pytorch_model": "weights",
+    "trainer_state": "step, losses and rates so far",
+    ".pt": "weights and state of training, pickled",
+}
 MOST_SAMPLES = 6_000
 LABELLED = re.compile(r"(source|reference|translation)(?:\s*:|\s{2}|\t|$)\s*(.*)", re.IGNORECASE)
 
@@ -112,7 +123,9 @@ class RunRecord:
         self.probes = read_probes(folder.translations)
         for path in checkpoint_folders(folder):
             with suppress(OSError):  # the run deletes it while we look
-                self.checkpoints.append(Checkpoint(path, self.read(path / MANIFEST, read_json, {})))
+                self.checkpoints.append(
+                    Checkpoint(path.name, path.iterdir(), self.read(path / MANIFEST, read_json, {}))
+                )
         for file in sorted(folder.telemetry.glob("*.jsonl")):
             self.telemetry[file.stem] = self.aligned(file.stem, self.read(file, read_samples, []))
 
@@ -192,25 +205,31 @@ def sections(row: Row, key: str) -> list[Row]:
 
 
 class Checkpoint:
-    """Sizes of a checkpoint on disk, and where they disagree with its manifest."""
+    """Sizes of a checkpoint on disk, and where they disagree with its manifest, which other systems do not have."""
 
-    def __init__(self, folder: Path, manifest: Row):
-        found = {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
-        headers = {name: header_bytes(folder / name) for name in found if name.endswith(".safetensors")}
-        self.name = folder.name
+    def __init__(self, name: str, files: Iterable[Path], manifest: Row | None = None):
+        here = [file for file in sorted(files) if file.is_file()]
+        found = {file.name: file.stat().st_size for file in here}
+        headers = {file.name: header_bytes(file) for file in here if file.suffix == ".safetensors"}
+        self.name, self.ours = name, manifest is not None
         self.files = {name: found[name] for name in ROLES if name in found} | found
         self.bytes = sum(found.values())
         self.header_bytes = sum(headers.values())
         self.tensor_bytes = sum(found[name] for name in headers) - self.header_bytes
         self.rest_bytes = self.bytes - self.tensor_bytes
-        listed = section(manifest, "files")
-        self.problems = [] if listed else ["manifest.json is missing or lists no files"]
+        listed = section(manifest or {}, "files")
+        self.problems = [] if listed or not self.ours else ["manifest.json is missing or lists no files"]
         for name in listed:
             expected = number(listed, name, "bytes")
             if name not in found:
                 self.problems.append(f"{name} is in the manifest and not in the folder")
             elif expected is not None and expected != found[name]:
                 self.problems.append(f"{name} has {found[name]:,} bytes, its manifest says {expected:,.0f}")
+
+
+def role(file: str) -> str:
+    words = (words for part, words in FOREIGN.items() if part in file)
+    return ROLES.get(file) or next(words, "not described by this version")
 
 
 def header_bytes(file: Path) -> int:

@@ -6,7 +6,7 @@ from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import size_of
 from dragoman.report.measures import bytes_a_parameter, newest_checkpoint, predicted_bytes
-from dragoman.report.read import ROLES, Checkpoint, RunRecord, number, section, text
+from dragoman.report.read import Checkpoint, RunRecord, number, role, section, text
 from dragoman.runs import Row
 
 
@@ -55,13 +55,13 @@ def checkpoint_files(record: RunRecord) -> Answer:
     newest = newest_checkpoint(record)
     verdict = f"{units.plural(len(newest.files), 'file')}: {', '.join(newest.files)}."
     model = [name for name in newest.files if name in ("model.safetensors", "model.toml", "vocabulary.model")]
-    evidence = [
-        ("Checkpoint looked at", f"{newest.name}, the newest of {len(record.checkpoints)} kept"),
-        ("Enough to translate", ", ".join(model) if len(model) == 3 else "no: model files are missing"),
-        ("Agrees with its manifest", "; ".join(newest.problems) or "yes, every size"),
-    ]
-    unknown = "not described by this version"
-    rows = [(name, ROLES.get(name, unknown), f"{num_bytes:,}") for name, num_bytes in newest.files.items()]
+    evidence = [("Checkpoint looked at", f"{newest.name}, the newest of {len(record.checkpoints)} kept")]
+    if newest.ours:
+        evidence += [
+            ("Enough to translate", ", ".join(model) if len(model) == 3 else "no: model files are missing"),
+            ("Agrees with its manifest", "; ".join(newest.problems) or "yes, every size"),
+        ]
+    rows = [(name, role(name), f"{num_bytes:,}") for name, num_bytes in newest.files.items()]
     return Answer(8, verdict, evidence, "checkpoint_files", Table(("File", "Role", "Bytes"), rows))
 
 
@@ -69,7 +69,9 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; 16
     bytes are counters. The headers are read from the safetensors files."""
     logged = [held for row in record.events if row.get("event") == "checkpoint" and (held := number(row, "bytes"))]
-    held = size_of(record.stated.get("checkpoint")) or (logged[-1] if logged and not record.checkpoints else None)
+    foreign = [each.bytes for each in record.checkpoints if not each.ours]
+    known = foreign or (logged if not record.checkpoints else [])
+    held = size_of(record.stated.get("checkpoint")) or (known[-1] if known else None)
     if held:
         return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)

@@ -23,6 +23,8 @@ def duration(record: RunRecord) -> Answer:
     """Wall clock between the start of the first process and the last stop in events.jsonl (without a stop: the last row
     written anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
     their events; what is left is other: start-up, compilation, logging, steps after the last row."""
+    if record.origin and not record.events:
+        return duration_by_pace(record)
     split, steps = TimeSplit(record), last_step(record)
     verdict = f"{units.duration(split.wall)} "
     verdict += "from start to stop; " if split.stop_reason else "so far (no stop event: still running, or killed); "
@@ -50,6 +52,19 @@ def duration(record: RunRecord) -> Answer:
     return Answer(1, f"{verdict}.", evidence, "time_split")
 
 
+def duration_by_pace(record: RunRecord) -> Answer:
+    """Of a log without a clock: steps x seconds a step."""
+    times, steps, first = StepTimes(record), last_step(record) or 0, record.train_rows[0]["step"]
+    pace = units.duration(times.mean)
+    verdict = f"About {units.duration(steps * times.mean)}, if all {units.plural(steps, 'step')} took {pace} as those in the log did"
+    evidence = [
+        ("Steps (updates)", units.count(steps)),
+        ("The log begins at step", units.count(first)),
+        ("Mean step", pace),
+    ]
+    return Answer(1, f"{verdict}; the log has no clock.", evidence)
+
+
 def learning_rates(record: RunRecord) -> Answer:
     """The formula is evaluated from run.toml for every row of metrics.jsonl. The row of step s was written after update
     number s, whose rate is lr(s-1). A relative deviation above 1e-5 counts as wrong."""
@@ -67,6 +82,11 @@ def learning_rates(record: RunRecord) -> Answer:
         ("Policy and formula", formula(check.config)),
         ("Rates compared with the formula", units.count(len(check.steps))),
         ("Rates that do not obey it", units.count(len(check.wrong))),
+        *(
+            [("Not compared", f"steps up to {check.since:,}: the run was resumed there with another schedule")]
+            if check.since
+            else []
+        ),
         ("Largest deviation", worst if check.deviation else "none"),
         ("Depends on", f"{alone} (by the configuration; the log says otherwise)" if check.wrong else alone),
     ]
@@ -90,7 +110,8 @@ def seen_shape(check: RateCheck) -> str:
 
 def obedience(check: RateCheck) -> str:
     if not check.wrong:
-        return f"all {len(check.steps)} logged rates follow from the step alone, neither from BLEU nor from a plateau"
+        since = f" since step {check.since:,}, where the run was resumed with another schedule," if check.since else ""
+        return f"all {len(check.steps)} logged rates{since} follow from the step alone, neither from BLEU nor from a plateau"
     step, logged = check.steps[check.worst], check.logged[check.worst]
     wrong = f"{len(check.wrong)} of {len(check.steps)} logged rates do NOT obey the formula"
     rates = f"{units.rate(logged)} logged, {units.rate(check.formula(step - 1))} by the formula"
