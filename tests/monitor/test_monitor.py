@@ -77,11 +77,24 @@ def test_infiniband_ports_count_words_of_four_bytes_and_know_their_speed(tmp_pat
     assert host.traffic()[0] - without[0] >= 4000
 
 
-def test_traffic_inside_the_host_and_parts_of_a_bond_are_not_counted(tmp_path, monkeypatch):
-    (tmp_path / "eth1" / "master").mkdir(parents=True)
+def test_traffic_inside_the_host_is_not_counted_and_the_rest_once(tmp_path, monkeypatch):
+    """A bond of eth1 and eth2, a VLAN on eth0, a bridge over eth0, IPoIB on a port that is counted, and one on none."""
+    for name in (
+        "eth0",
+        "eth1",
+        "eth2",
+        "bond0/lower_eth1",
+        "bond0/lower_eth2",
+        "eth0.7/lower_eth0",
+        "bridge0/lower_eth0",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    for name, kind in (("ib0", 32), ("eth3", 1)):
+        (tmp_path / name / "device" / "infiniband" / "mlx5_0").mkdir(parents=True)
+        (tmp_path / name / "type").write_text(f"{kind}\n")
     monkeypatch.setattr(host, "INTERFACES", tmp_path)
-    names = ("lo", "docker0", "veth12ab", "br-77", "eth1", "eth0", "bond0", "ib0")
-    assert [name for name in names if host.counts(name)] == ["eth0", "bond0", "ib0"]
+    names = ("lo", "docker0", "veth12ab", "br-77", "eth0", "eth1", "eth2", "bond0", "eth0.7", "bridge0", "ib0", "eth3")
+    assert [name for name in names if host.counts(name)] == ["eth0", "eth1", "eth2", "eth3"]
 
 
 def test_files_that_are_not_there_are_no_numbers(tmp_path, monkeypatch):

@@ -53,6 +53,19 @@ def resumed_otherwise(run: Made) -> None:
     run.events[at:at] = [stop, resume]
 
 
+def two_links(run: Made) -> None:
+    """Half of the bytes take another interface of the same speed; a third one is idle."""
+    for host in run.environment["hosts"]:
+        host["interfaces"] += [{"name": "eth1", "speed_mbit": 5_000}, {"name": "idle", "speed_mbit": 100_000}]
+    for rows in run.telemetry.values():
+        for row in rows:
+            half = row["nics"]["eth0"]["sent_bytes"] // 2
+            row["nics"] = {
+                name: {"sent_bytes": half * (name != "idle"), "received_bytes": half}
+                for name in ("eth0", "eth1", "idle")
+            }
+
+
 def tokens_twice(run: Made) -> None:
     for row in run.rows:
         if row["kind"] == "train":
@@ -109,6 +122,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {**TWO, "network": 0.5, "wave": 0.6}, "network", {11: r"exposed communication is \+1.00, with bytes a second -"}, (),
     ),
     "link of unknown speed": ({**TWO, "network": 0.3, "link_mbit": None}, "network", {5: "^Yes"}, ()),
+    "two links a host": (
+        {**TWO, "network": 0.3, "link_mbit": 5_000, "change": two_links}, "network", {5: "^Yes.*4.75 Gbit/s, 47.5 % of its link"}, (),
+    ),
     "gradients sent in 16 bit": (
         {**TWO, "network": 0.004, "overrides": ["parallel.wire=bf16"]}, "compute", {5: "^No, .*182.6 MB a step"}, (),
     ),

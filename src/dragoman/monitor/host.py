@@ -20,6 +20,7 @@ from dragoman.monitor import gpu
 INSIDE = ("lo", "docker", "br-", "virbr", "veth", "ifb")  # their traffic stays here, or leaves by another one as well
 TRIAL_BYTES = 2**25
 INTERFACES = Path("/sys/class/net")
+IPOIB = 32  # the kernel's number for interfaces of this kind
 UNKNOWN_SPEED = 65535  # Mbit/s: what a virtual interface says that has none
 INFINIBAND = Path("/sys/class/infiniband")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -103,8 +104,12 @@ def retransmitted(text: str) -> int:
 
 
 def counts(interface: str) -> bool:
-    """Whether its bytes leave the host by itself: those of a bond's parts are counted by the bond."""
-    return not interface.startswith(INSIDE) and not (INTERFACES / interface / "master").exists()
+    """Whether its bytes leave the host by itself. What stands on others (a bond, a bridge, a VLAN: `lower_*` names them) carries
+    what those carry; IPoIB is counted by its InfiniBand port."""
+    place = INTERFACES / interface
+    stands_on_others = any(place.glob("lower_*"))
+    on_port = any((place / "device" / "infiniband").glob("*")) and told(place / "type", int) == IPOIB
+    return not interface.startswith(INSIDE) and not stands_on_others and not on_port
 
 
 def nics() -> dict[str, dict[str, int | None]]:

@@ -192,19 +192,33 @@ def column(row: Row, key: str, rank: int) -> float | None:
     return values[rank] if rank < len(values) else None
 
 
-def link_mbit(record: RunRecord, host: Row) -> float | None:
-    """Of the interface that carried most; the fastest where nobody counted."""
+@once
+def used_links(record: RunRecord, name: str) -> dict[str, float | None]:
+    """Interfaces of a host that carried at least a tenth of what it sent, with their speeds; the fastest where nobody counted. Bytes are
+    counted over all interfaces, so they are compared with the speed of all that took part."""
+    host = next((host for host in record.hosts if text(host, "host") == name), {})
     speeds = {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
-    rows = record.telemetry.get(text(host, "host"), [])
-    if len(rows) > 1:
-        carried = {
-            name: (number(rows[-1], "nics", name, "sent_bytes") or 0.0)
-            - (number(rows[0], "nics", name, "sent_bytes") or 0.0)
-            for name in speeds
-        }
-        busiest = max(carried, key=lambda name: carried[name], default="")
-        return speeds.get(busiest)
-    return max((speed for speed in speeds.values() if speed), default=None)
+    carried = {link: carried_bytes(record.telemetry.get(name, []), link) for link in speeds}
+    whole = sum(carried.values())
+    if whole:
+        return {link: speeds[link] for link, sent in carried.items() if sent >= 0.1 * whole}
+    known = [(speed, link) for link, speed in speeds.items() if speed]
+    return {link: speed for speed, link in [max(known)]} if known else {}
+
+
+def carried_bytes(rows: list[Row], link: str) -> float:
+    sent = (
+        [many for row in (rows[0], rows[-1]) if (many := number(row, "nics", link, "sent_bytes")) is not None]
+        if rows
+        else []
+    )
+    return max(0.0, sent[-1] - sent[0]) if sent else 0.0
+
+
+def link_mbit(record: RunRecord, host: Row) -> float | None:
+    """Of all interfaces that a host used; None where one does not tell."""
+    speeds = list(used_links(record, text(host, "host")).values())
+    return sum(speed or 0.0 for speed in speeds) if speeds and all(speeds) else None
 
 
 class Exchange(NamedTuple):

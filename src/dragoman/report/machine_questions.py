@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence, Table
@@ -184,7 +185,7 @@ def network(record: RunRecord) -> Answer:
     ]
     table = Table(
         ("Host", "Sent in all", "Sent a step", "Mean rate", "Link", "Share of the link"),
-        [traffic_row(one) for one in found],
+        [traffic_row(one, machine.used_links(record, one.host)) for one in found],
     )
     return Answer(5, verdict, evidence, "network", table)
 
@@ -248,13 +249,13 @@ def agreement(found: Traffic, predicted: float | None) -> str:
     return f"{units.size(found.sent_per_step)}, {ratio:.2f} times: {meaning}"
 
 
-def traffic_row(one: Traffic) -> tuple[str, ...]:
+def traffic_row(one: Traffic, links: Iterable[str]) -> tuple[str, ...]:
     sizes = units.decimal_size(one.sent_bytes), units.decimal_size(one.sent_per_step)
     return (
         one.host,
         *sizes,
         units.bit_rate(one.sent_per_s),
-        units.link_speed(one.link_mbit),
+        f"{' + '.join(links)} {units.link_speed(one.link_mbit)}",
         units.percent(one.link_share),
     )
 
