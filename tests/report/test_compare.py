@@ -85,3 +85,34 @@ def test_a_night_between_a_stop_and_a_resume_is_no_slowness(tmp_path: Path) -> N
 
     *_, wall = compare(records(tmp_path, straight={}, paused={"change": pause}))
     assert max(wall.values) < 1.2 * min(wall.values), wall
+
+
+def facts(**parts: dict[str, object]) -> dict[str, object]:
+    """A run with other facts about its data."""
+
+    def change(run: Made) -> None:
+        for name, values in parts.items():
+            run.data_facts[name] = {**run.data_facts[name], **values}
+
+    return {"change": change}
+
+
+def test_what_is_not_comparable_is_said_and_has_no_winner(tmp_path: Path) -> None:
+    bleu, loss, speed, wall = compare(records(tmp_path, a={}, b=facts(vocabulary={"size": 4000, "digest": "other"})))
+    assert "not comparable" not in bleu.verdict, "free text can be compared, however it is cut"
+    for contest in (loss, speed, wall):
+        assert contest.verdict == "not comparable: the vocabularies differ (2,000 pieces, d / 4,000 pieces, other)"
+    bleu, loss, speed, wall = compare(records(tmp_path, c={}, d=facts(valid={"source_bytes": 7})))
+    assert bleu.verdict.startswith("not comparable: the validation sets differ")
+    assert "not comparable" not in speed.verdict
+    smooth = {"overrides": ["train.label_smoothing=0.2"]}
+    bleu, loss, *_ = compare(records(tmp_path, e={}, f=smooth))
+    assert "not comparable" not in bleu.verdict
+    assert loss.verdict == "not comparable: the label smoothings differ (0.1 / 0.2)"
+
+
+def test_steps_of_another_size_are_named_beside_the_winner(tmp_path: Path) -> None:
+    better = {"bleu": settling(0.0, 28.5, 350), "overrides": ["train.batch_tokens=50048"]}
+    bleu, *_ = compare(records(tmp_path, usual={}, larger=better))
+    assert "larger is 1.5" in bleu.verdict
+    assert bleu.verdict.endswith("at equal steps the runs have seen different amounts of text")

@@ -12,7 +12,7 @@ from dragoman.report import machine, units
 from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series
-from dragoman.report.read import NotRecorded, RunRecord, number
+from dragoman.report.read import NotRecorded, RunRecord, number, section, text
 from dragoman.report.stats import Estimate, mean, spread
 from dragoman.runs import write_json, write_text
 
@@ -40,12 +40,65 @@ def names_of(records: list[RunRecord]) -> list[str]:
 
 def compare(records: list[RunRecord]) -> list[Contest]:
     names = names_of(records)
+    valid, cut = differing(records, VALIDATED), differing(records, CUT)
+    losses, size = valid + cut + differing(records, LOSS), differing(records, STEP)
+    beside = f"; but {size[0]}: at equal steps the runs have seen different amounts of text" if size else ""
     return [
-        by_validation(records, names, "bleu", "BLEU", "higher"),
-        by_validation(records, names, "loss", "Validation loss (nats)", "lower"),
-        by_steps(records, names),
-        by_wall(records, names),
+        barred(by_validation(records, names, "bleu", "BLEU", "higher"), valid + differing(records, SCORED), beside),
+        barred(by_validation(records, names, "loss", "Validation loss (nats)", "lower"), losses, beside),
+        barred(by_steps(records, names), cut),
+        barred(by_wall(records, names), losses),
     ]
+
+
+Fact = Callable[[RunRecord], object]
+"""Something that must be the same in all runs for a comparison to mean anything; None where it is not recorded."""
+
+
+def valid_text(record: RunRecord) -> str | None:
+    """The text itself: ids are others with another vocabulary."""
+    valid = section(record.data, "valid")
+    pairs, size = number(valid, "text_pairs") or number(valid, "pairs"), number(valid, "source_bytes")
+    return None if pairs is None or size is None else f"{units.count(pairs)} pairs, {units.count(size)} source bytes"
+
+
+def vocabulary(record: RunRecord) -> str | None:
+    found = section(record.data, "vocabulary")
+    return (
+        f"{units.count(number(found, 'size'))} pieces, {text(found, 'digest')[:8]}" if text(found, "digest") else None
+    )
+
+
+def last_valid(key: str) -> Fact:
+    return lambda record: record.valid_rows[-1].get(key) if record.valid_rows else None
+
+
+VALIDATED: dict[str, Fact] = {"validation sets": valid_text}
+CUT: dict[str, Fact] = {"vocabularies": vocabulary}
+LOSS: dict[str, Fact] = {"label smoothings": lambda record: record.config and record.config.train.label_smoothing}
+SCORED: dict[str, Fact] = {
+    "sentences translated": last_valid("bleu_sentences"),
+    "signatures": last_valid("bleu_signature"),
+}
+STEP: dict[str, Fact] = {"target slots a step": lambda record: record.config and record.config.train.batch_tokens}
+
+
+def differing(records: list[RunRecord], facts: dict[str, Fact]) -> list[str]:
+    found = []
+    for name, fact in facts.items():
+        values = list(dict.fromkeys(str(value) for record in records if (value := fact(record)) is not None))
+        if len(values) > 1:
+            found.append(f"the {name} differ ({' / '.join(values)})")
+    return found
+
+
+def barred(contest: Contest, reasons: list[str], beside: str = "") -> Contest:
+    """Without a winner where the numbers of the runs are not of the same thing."""
+    if all(value is None for value in contest.values):
+        return contest
+    return contest._replace(
+        verdict=f"not comparable: {'; '.join(reasons)}" if reasons else f"{contest.verdict}{beside}"
+    )
 
 
 def judged(name: str, better: str, values: list[float], lead: Callable[[int, int], str], frame: str = "{}") -> Contest:
