@@ -177,8 +177,9 @@ class Made:
             row |= {"bleu": self.bleu(step) + self.random.gauss(0, 15 * self.noise), "bleu_signature": SIGNATURE}
         self.rows.append({"time": self.now, **row})
         self.event("validation", step, seconds=self.valid_seconds)
+        facts = {"stalled_at": self.now, "seconds": self.checkpoint_stall, "write_seconds": 2.0}
         self.pass_time(self.checkpoint_stall, working=False)
-        self.event("checkpoint", step, seconds=self.checkpoint_stall, write_seconds=2.0, bytes=12 * PARAMETERS + 16)
+        self.event("checkpoint", step, **facts, bytes=12 * PARAMETERS + 16)
 
     def crash(self, step: int) -> None:
         kept = step - step % self.valid_every

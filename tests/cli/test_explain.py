@@ -40,7 +40,11 @@ def test_a_checkpoint_by_part():
 
 def test_the_wire_by_strategy():
     text = told("network", "transformer-base", "--nodes", "2", "--gpus-per-node", "2")
-    assert re.search(r"ring over all ranks, fp32 +365.3 MB +29.2 s +2.92 s +0.292 s", text)
+    assert re.search(r"^ddp +365.3 MB +30.8 s +3.08 s +0.308 s", text, flags=re.M)
+    planned = {"ddp, int8", "two_level, bf16", "fsdp", "hybrid", "local, int8", "streaming, bf16"}
+    assert planned <= set(re.findall(r"^(\w+(?:, \w+)?)  ", text, flags=re.M)), "every strategy that there is"
+    steps = told("network", "transformer-base", "--gpus-per-node", "2", "--step-seconds", "0.5")
+    assert re.search(r"^ddp +[\d.]+ s +3.27 s +0.5\d\d s", steps[steps.index("of computing") :], flags=re.M)
     assert "nothing crosses the network" in told("network", "transformer-base", "--nodes", "1")
 
 

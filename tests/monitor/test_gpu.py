@@ -86,8 +86,9 @@ def test_without_permission_the_other_figures_are_still_there(monkeypatch, quest
     assert row["temperature_celsius"] == 61
     assert (row["power_watts"] is None) == (question == "nvmlDeviceGetPowerUsage")
     assert ("sm_percent" in row) == (question == "nvmlDeviceGetPowerUsage")
-    if question == "nvmlDeviceGetPowerUsage":
-        assert gpu.describe("card 0")["missing"] == ["power_watts: Insufficient Permissions"]
+    told = {"nvmlDeviceGetPowerUsage": "power_watts", "nvmlGpmSampleGet": "SM activity, NVLink traffic"}
+    if question in told:
+        assert gpu.describe("card 0")["missing"] == [f"{told[question]}: Insufficient Permissions"]
 
 
 def test_gpm_figures_are_means_between_two_samples_in_turn(monkeypatch):

@@ -15,6 +15,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from dragoman.config import load_config
 from dragoman.config.schedule import learning_rate
 from dragoman.errors import RunError
+from dragoman.monitor.sinks import Metrics, TensorBoard
 from dragoman.report import import_run, write
 from dragoman.report.contradictions import bytes_per_s, seconds_of, size_of, unit_slip
 from dragoman.report.findings import findings
@@ -124,6 +125,25 @@ def test_tensorboard_with_the_tags_of_the_reference_and_its_rates_checked(tmp_pa
     assert "an average one took 2.00 s" in verdicts(record)[10]
     wrong = import_run(tmp_path / "logs", "transformer-big")
     assert "do NOT obey the formula" in verdicts(wrong)[6]
+
+
+@pytest.mark.parametrize("tags", ["openseq2seq", "own"])
+def test_what_we_write_for_tensorboard_comes_back_the_same(tmp_path: Path, tags: str) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl", [TensorBoard(tmp_path / "logs", tags)])
+    train = [
+        {"step": step, "loss": 4.0 / step, "learning_rate": 0.5, "grad_norm": 2.0, "loss_scale": 1024.0}
+        for step in (1, 64)
+    ]
+    for row in train:
+        metrics.write({"kind": "train", **row, "step_seconds": 0.25})
+    metrics.write({"kind": "valid", "step": 50, "loss": 2.5, "bleu": 25.0})
+    metrics.close()
+    record = import_run(tmp_path / "logs")
+    assert [{key: row[key] for key in train[0]} for row in record.train_rows] == train
+    assert [row["step_seconds"] for row in record.train_rows] == [0.25, 0.25]
+    (valid,) = record.valid_rows
+    name = "bleu" if tags == "own" else "teacher_forced_bleu"  # the reference's tag stands for its own kind of BLEU
+    assert (valid["step"], valid["loss"], valid[name]) == (50, 2.5, 25.0)
 
 
 def test_tensorboard_of_our_own_runs(tmp_path: Path) -> None:

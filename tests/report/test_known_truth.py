@@ -249,7 +249,7 @@ RECORDED: dict[str, tuple[str, dict[int, str], tuple[str, ...]]] = {
     "starved": ("data", {5: "^No traffic"}, ("Waiting for data bounds the step",)),
     "one-cpu": ("compute", {2: "^No: ", 4: "^No GPU", 9: "12 bytes a parameter"}, ()),
     "restarted": ("compute", {1: "23.8 s were lost to 1 restart"}, ("1 restart, 23.8 s lost",)),
-    "h200": ("compute", {2: "^Yes, as far as its schedule goes", 3: "^No: ", 4: "^Yes: busy 92.8 % of the time, SM activity 84.9 %, 658 W of 700 W"}, ("stalls of single steps", "ran at its power limit")),
+    "h200": ("compute", {2: "^Yes, as far as its schedule goes", 3: "^No: ", 4: "^Yes: busy 93.1 % of the time, SM activity 85.1 %, 659 W of 700 W"}, ("stalls of single steps", "ran at its power limit")),
 }  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import Gpu, Made
 
-from dragoman.report import load_run
+from dragoman.report import load_run, machine
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, quantile, step_spans
 from dragoman.runs import read_rows, write_rows
 
@@ -184,3 +185,41 @@ def test_the_time_before_the_start_event_belongs_to_the_run(story: Write) -> Non
     split = TimeSplit(load_run(folder))
     assert split.wall == pytest.approx(before + 10.0)
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
+
+
+def test_samples_of_every_host_are_told_by_the_clock_of_the_main_one(tmp_path):
+    """Host 1's clock is 40 s ahead: by its own times, its samples of steps would look like those of pauses."""
+
+    def ahead(run):
+        run.environment["hosts"][1]["clock_offset_seconds"] = 40.0
+        for row in run.telemetry[1]:
+            row["time"] += 40.0
+
+    plain, shifted = (
+        load_run(Made(tmp_path / name, hosts=2, gpu=Gpu(), change=how).write())
+        for name, how in (("a", None), ("b", ahead))
+    )
+    assert [row["time"] for row in shifted.telemetry["host1"]] == pytest.approx(
+        [row["time"] for row in plain.telemetry["host1"]]
+    )
+    assert machine.mean_of(machine.gpu_samples(shifted), "utilization_percent") == 99.0
+
+
+def test_samples_are_cut_where_training_stood_still_and_not_where_a_thread_wrote(tmp_path):
+    """Training stood for 30 s; the event came when the thread was done, 200 s later."""
+
+    def written_later(run):
+        for row in run.events:
+            if row["event"] == "checkpoint":
+                row |= {"time": row["time"] + 200.0, "write_seconds": 200.0}
+
+    def without_moment(run):
+        written_later(run)
+        for row in run.events:
+            row.pop("stalled_at", None)
+
+    for name, how in (("told", written_later), ("older", without_moment)):
+        record = load_run(Made(tmp_path / name, gpu=Gpu(), checkpoint_stall=30.0, change=how).write())
+        assert machine.mean_of(machine.gpu_samples(record), "utilization_percent") == 99.0, (
+            "those in the stall show 9.9 %"
+        )

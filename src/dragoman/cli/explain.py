@@ -113,37 +113,34 @@ def network(
     ] = None,
 ) -> None:
     """Bytes on the wire by strategy, and what links make of them."""
-    count, ranks = parameters_of(load_config(run_file, overrides)), nodes * gpus_per_node
+    from dragoman.cli.forecast import setting_of
+    from dragoman.parallel import plan
+
+    config = load_config(run_file, overrides)
     if nodes == 1:
         print("One node: nothing crosses the network.")
         return
-    ring, level = 2 * (ranks - 1) / ranks, 2 * (nodes - 1) / nodes
-    strategies = {
-        "ring over all ranks, fp32": ring * 4 * count,
-        "two levels (inside a node first), fp32": level * 4 * count,
-        "ring over all ranks, 16 bit": ring * 2 * count,
-        "two levels, 16 bit": level * 2 * count,
-        "every 20 steps, two levels, 16 bit": level * 2 * count / 20,
-    }
+    settings = [
+        setting_of(config, nodes, gpus_per_node, step_seconds or 0.0, f"{link}gbit", 0.0) for link in LINKS_GBIT
+    ]
+    count, ranks = settings[0].parameters, settings[0].ranks
     print(
         f"{count:,} parameters, {units.size(4 * count)} of gradients in fp32, {nodes} nodes of {gpus_per_node}: {ranks} ranks"
     )
-    print(
-        f"{'sent by a node in a step, each way':40s}{'':>12s}"
-        + "".join(f"{units.link_speed(1000 * link):>14s}" for link in LINKS_GBIT)
-    )
-    for name, sent in strategies.items():
-        times = "".join(f"{units.duration(sent * 8 / (link * 1e9)):>14s}" for link in LINKS_GBIT)
-        print(f"{name:40s}{units.decimal_size(sent):>12s}{times}")
+    heads = "".join(f"{units.link_speed(1000 * link):>13s}" for link in LINKS_GBIT)
+    by_strategy = list(zip(*map(plan.forecasts, settings), strict=True))
+    print(f"\n{'strategy':18s}{'a step, each way':>17s}{heads}   seconds on the wire")
+    for row in by_strategy:
+        times = "".join(f"{units.duration(each.exchange_seconds):>13s}" for each in row)
+        print(f"{row[0].name:18s}{units.decimal_size(row[0].sent_bytes):>17s}{times}")
     if step_seconds:
-        print(
-            f"\nWith {units.duration(step_seconds)} of computing a step, of which two thirds can hide the exchange, steps would take:"
-        )
-        for name, sent in strategies.items():
-            whole = [step_seconds + max(0.0, sent * 8 / (link * 1e9) - step_seconds * 2 / 3) for link in LINKS_GBIT]
-            print(f"{name:52s}" + "".join(f"{units.duration(seconds):>14s}" for seconds in whole))
+        print(f"\n{'with ' + units.duration(step_seconds) + ' of computing':35s}{heads}   seconds a step")
+        for row in by_strategy:
+            print(f"{row[0].name:35s}" + "".join(f"{units.duration(each.step_seconds):>13s}" for each in row))
     print(
-        "\nBytes are 8 bits: 192 MB/s are 1.54 Gbit/s. Mixed precision alone does not shrink them: gradients travel in fp32."
+        f"\nSent by a node in a step; local and streaming agree every {config.parallel.inner_steps} steps, as a mean. Links carry "
+        f"{plan.GOODPUT:.0%} of their rate. 1 byte = 8 bit.\nMixed precision alone does not shrink them: gradients travel in fp32 "
+        "unless parallel.wire says otherwise. `dragoman plan` chooses."
     )
 
 

@@ -77,6 +77,8 @@ def describe(card: Any) -> Facts:
         ask(partial(fact, card), name, missing)
     if not has_gpm(card):
         missing.append("SM activity, NVLink traffic: this card or driver has no GPM metrics")
+    else:  # having them and being allowed to read them are two things
+        ask(partial(Gpm.trial, card), "SM activity, NVLink traffic", missing)
     return known | {"missing": missing}
 
 
@@ -107,6 +109,10 @@ class Gpm:
         self.samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self.before = self.take()
         self.samples.reverse()
+
+    @staticmethod
+    def trial(card: Any) -> None:
+        pynvml.nvmlGpmSampleGet(card, pynvml.nvmlGpmSampleAlloc())
 
     def take(self) -> bool:
         return ask(lambda: pynvml.nvmlGpmSampleGet(self.card, self.samples[1])) is not None

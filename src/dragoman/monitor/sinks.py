@@ -14,10 +14,11 @@ from dragoman.runs import Row, RunFolder, append_row, write_text
 
 log = logging.getLogger(__name__)
 
-OPENSEQ2SEQ = {  # its tags, in its units
+OPENSEQ2SEQ = {  # its tags, in its units; it counts the steps of training from 0
     ("train", "loss"): ("train_loss", 1.0),
     ("train", "learning_rate"): ("learning_rate", 1.0),
     ("train", "grad_norm"): ("Loss_Optimization/global_gradient_norm", 1.0),
+    ("train", "loss_scale"): ("Loss_Optimization/loss_scale", 1.0),
     ("valid", "loss"): ("eval_loss", 1.0),
     ("valid", "bleu"): ("Eval_BLEU_Score", 0.01),
 }
@@ -46,7 +47,8 @@ class TensorBoard:
 
         named = self.named(kind, numbers)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in named.items()]
-        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        at = step - (kind == "train" and self.tags == "openseq2seq")
+        self.writer.add_event(Event(wall_time=time.time(), step=at, summary=Summary(value=values)))
         self.writer.flush()
 
     def named(self, kind: str, numbers: dict[str, float]) -> dict[str, float]:

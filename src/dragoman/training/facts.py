@@ -184,6 +184,7 @@ def metrics_row(state: TrainState, totals: Totals, rate: float, train_pairs: int
         "grad_norm": totals.grad_norm,
         "largest_grad_norm": totals.largest_norm,
         "clipped_steps": totals.clipped,
+        **({"loss_scale": state.scaler.get_scale()} if state.scaler.is_enabled() else {}),
         "steps": totals.steps,
         "step_seconds": totals.seconds / totals.steps,
         "median_step_seconds": totals.median_step,

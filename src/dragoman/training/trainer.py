@@ -515,7 +515,7 @@ class Trainer:
 
     def save(self, *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
-        start = time.perf_counter()
+        start, moment = time.perf_counter(), time.time()
         state, own = self.state, self.own_files()
         weights = self.strategy.agreed(state.model)
         moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
@@ -542,7 +542,8 @@ class Trainer:
             written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path, self.generation)
             checkpoint.prune(self.folder, self.config.checkpoint)
             spent = round(time.perf_counter() - began, 3)
-            self.event("checkpoint", taken.step, seconds=stalled, write_seconds=spent, bytes=written)
+            when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
+            self.event("checkpoint", taken.step, **when, bytes=written)
 
         self.writer.start(write, partial(self.saving_failed, taken.step))
 
