@@ -2,9 +2,10 @@
 
     python bench/overhead.py [tiny | transformer-base | run.toml] [section.key=value ...] [--steps 40] [--rounds 8]
 
-One trainer takes blocks of steps, in turns with everything that a run measures (marks of the device's clock, timers of the exchange,
-bytes of the interfaces, telemetry once a second) and with none of it. Then every part is priced by itself: on a noisy machine the ratio of
-the blocks wavers by more than measuring costs, the sum of the prices does not. The last line is one JSON object.
+One trainer takes blocks of steps, in turns with everything that a run measures (marks of the device's clock, timers of the
+exchange, sums and spans of all ranks, bytes of the interfaces, telemetry once a second) and with none of it. Then every part is
+priced by itself: on a noisy machine the ratio of the blocks wavers by more than measuring costs, the sum of the prices does
+not. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -33,19 +34,17 @@ from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchang
 from dragoman.training.spans import Clock
 from dragoman.training.step import update
 from dragoman.training.trainer import Trainer
+from dragoman.training.validate import validation_loss
 from dragoman.training.window import Window
 
 MARKS = 5  # of the clock, in a step of one micro-batch
 
 
 class Silent(Clock):
-    """Takes no time, and tells none."""
+    """Takes no time."""
 
     def mark(self, phase: str) -> None:
         pass
-
-    def steps(self) -> list[float]:
-        return [0.0]
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def main() -> None:
         )
         trainer.begin(resume=False)
         wrapped = trainer.wrapped()
-        time_exchanges(wrapped)
+        time_exchanges(wrapped)  # DDP's timers cannot be turned off again; they wait in one step of TIMED_EVERY
         source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
         with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:
             block(trainer, wrapped, stream, options.steps, measured=True)  # warms up, and compiles
@@ -71,7 +70,7 @@ def main() -> None:
         step = statistics.median(seconds)
         prices = price(trainer, step, config.train.log_every, config.monitor.interval_seconds)
     for name, (cost, share) in prices.items():
-        print(f"{name:45s}{1e6 * cost:10.1f} µs{100 * share:10.4f} %")
+        print(f"{name:54s}{1e6 * cost:10.1f} µs{100 * share:10.4f} %")
     facts = {"bench": "overhead", "device": mesh.device.type, "step_seconds": round(step, 5), "rounds": options.rounds}
     measured = {"blocks_overhead_percent": round(100 * (statistics.median(ratios) - 1), 3)}
     total = sum(share for _, share in prices.values())
@@ -84,18 +83,21 @@ def block(trainer: Trainer, wrapped: nn.Module, stream: Iterator[Step], count: i
     with tempfile.TemporaryDirectory() as folder, sampling(Path(folder), 1.0, enabled=measured):
         synchronize(mesh.device)
         start = time.perf_counter()
-        window = Window(mesh, config.train.clip_norm)
-        window.clock = Clock(mesh.device) if measured else Silent(mesh.device)
+        window = Window(mesh, config.train.clip_norm) if measured else None
+        clock = window.clock if window else Silent(mesh.device)
         for number in range(count):
-            window.clock.mark("other")
+            clock.mark("other")
             step = next(stream)
-            window.clock.mark("idle")
-            how = (trainer.strategy, config.train, trainer.arithmetic, config.run.seed, window.clock)
+            clock.mark("idle")
+            how = (trainer.strategy, config.train, trainer.arithmetic, config.run.seed, clock)
             loss, norm = update(state, wrapped, step, *how)
-            window.add(loss, norm, step.source_tokens, step.target_tokens, step.slots)
-            if measured and number % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
-                window.exchanges.append(spent)
-        window.close()
+            if window:
+                window.add(loss, norm, step.source_tokens, step.target_tokens, step.slots)
+                if number % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
+                    window.exchanges.append(spent)
+        if window:
+            window.close()
+        synchronize(mesh.device)
         return (time.perf_counter() - start) / count
 
 
@@ -104,13 +106,39 @@ def price(trainer: Trainer, step: float, log_every: int, interval: float) -> dic
     counted as if it stopped training."""
     clock, cards = Clock(trainer.mesh.device), gpu.Cards()
     mark, sample, read = cost(lambda: clock.mark("other")), cost(host.sample, 20), cost(cards.sample, 20)
-    traffic = cost(host.traffic, 20)
+    traffic, close = cost(host.traffic, 20), closing_cost(trainer)
+    known, between = slice_cost(trainer), trainer.config.validation.every
     return {
         f"{MARKS + 2} marks of the clock, every step": (mark * (MARKS + 2), mark * (MARKS + 2) / step),
         "a sample of the host, every second": (sample, sample / interval),
         f"a sample of {len(cards.cards)} GPUs, every second": (read, read / interval),
         f"bytes of the interfaces, every {log_every} steps": (2 * traffic, 2 * traffic / (log_every * step)),
+        f"sums and spans of all ranks, every {log_every} steps": (close, close / (log_every * step)),
+        f"loss of a slice of training data, every {between} steps": (known, known / (between * step)),
     }
+
+
+def closing_cost(trainer: Trainer) -> float:
+    """Of Window.close, without waiting for the device: it has nothing to do here."""
+    spent = []
+    for _ in range(20):
+        window = Window(trainer.mesh)
+        window.steps, window.target_tokens = 1, 1
+        for phase in ("other", "idle", "forward", "backward", "optimizer"):
+            window.clock.mark(phase)
+        synchronize(trainer.mesh.device)
+        start = time.perf_counter()
+        window.close()
+        spent.append(time.perf_counter() - start)
+    return statistics.median(spent)
+
+
+def slice_cost(trainer: Trainer) -> float:
+    width = trainer.packing.width
+    how = (trainer.mesh, width, trainer.share.rows_per_micro_batch * width, trainer.arithmetic)
+    spent = cost(lambda: validation_loss(trainer.objective, trainer.train_slice, *how), 1)
+    trainer.objective.train()
+    return spent
 
 
 def cost(call: Callable[[], object], times: int = 1000) -> float:

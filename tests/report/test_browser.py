@@ -54,7 +54,7 @@ def look(page: str, width: int, tmp_path: Path, *flags: str) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_all_figures_are_drawn_and_nothing_sticks_out(story: Write, tmp_path: Path, width: int) -> None:
     seen = look(render_html(load_run(story(crash_at=455))), width, tmp_path)
-    assert seen["figures"] == 12
+    assert seen["figures"] == 13
     assert seen["content"] <= seen["visible"]
 
 
@@ -101,7 +101,7 @@ def test_the_page_is_quiet_and_its_figures_can_be_changed_by_keyboard(tmp_path: 
     dom, console = browse(page.as_uri(), tmp_path)
     seen = json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", dom)[0]))
     assert console == []
-    assert (seen["before"], seen["after"], seen["focused"]) == ([5, 0], [0, 5], "x-time")
+    assert (seen["before"], seen["after"], seen["focused"]) == ([8, 0], [0, 8], "x-time")
     assert seen["reach"] > 20
 
 
