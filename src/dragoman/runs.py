@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ Row = dict[str, Any]
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 KEY = ".key"  # of a folder that is being filled
-LOWER_IS_BETTER = {"loss"}
+LOWER_IS_BETTER = {"loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"}
 
 
 class RunFolder:
@@ -69,8 +70,8 @@ class RunFolder:
         return self.logs / f"rank-{rank:03d}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Where a rank that hung stood."""
-        return self.logs / f"rank-{rank:03d}.stacks"
+        """Where a rank stood when it hung, or when another one did; in a file for each host that had this rank."""
+        return self.logs / f"rank-{rank:03d}.{socket.gethostname()}.stacks"
 
     def exists(self) -> bool:
         return self.config.is_file()
@@ -344,6 +345,17 @@ def append_row(path: Path, row: Row) -> None:
             stream.seek(-1, os.SEEK_END)
             line = line if stream.read(1) == b"\n" else "\n" + line
         stream.write(line.encode())
+
+
+def note_fault(run: RunFolder, fault: Row) -> None:
+    """What ended ranks, written by whoever watches them: they cannot tell it themselves. Its step is that of the last row."""
+    if not run.exists():
+        return
+    step = max((row.get("step", 0) for row in read_rows(run.metrics)), default=0)
+    try:
+        append_row(run.events, {"event": "fault", "step": step, **fault})
+    except OSError as error:
+        log.warning("%s could not be written: %s", run.events, error)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

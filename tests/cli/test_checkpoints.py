@@ -29,7 +29,11 @@ def test_list_and_inspect_tell_what_is_there(run):
     for name in ("model.safetensors", "optimizer.safetensors", "training.json"):
         assert f"{(folder / name).stat().st_size:,}" in inspected
     weights = runs.read_json(run.environment)["model"]["weight_bytes"]
-    assert f"{weights:,} bytes of weights, {2 * weights:,} of moments, 2 times" in inspected
+    assert f"weights: {weights:,} bytes, as predicted" in inspected
+    assert f"moments: {2 * weights:,} bytes, as predicted" in inspected
+    numbers = 3 * weights
+    rest = sum(file.stat().st_size for file in folder.iterdir()) - numbers
+    assert f"descriptions): {rest:,} bytes" in inspected
 
 
 def test_verify_finds_a_flipped_bit(run):

@@ -1,12 +1,13 @@
 """Ranks that do one thing and know nothing of translation; imported by the fork server's copies."""
 
+import faulthandler
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from dragoman.parallel.ranks import saving
+from dragoman.parallel.ranks import STACKS_SIGNAL, saving
 
 
 def rank(arguments, environment, out):
@@ -26,5 +27,9 @@ def rank(arguments, environment, out):
         with saving():
             time.sleep(2.0)
             (place / "whole").touch()
+    if what == "answer":  # hangs, and says where when it is asked
+        with (place / "stacks").open("w") as file:
+            faulthandler.register(STACKS_SIGNAL, file)
+            time.sleep(600)
     if what == "wait":
         time.sleep(600)

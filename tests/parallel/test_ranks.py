@@ -1,5 +1,6 @@
 """Ranks of one host end together: those that hang at once, those that write a checkpoint when it is written."""
 
+import socket
 import time
 
 import pytest
@@ -37,17 +38,28 @@ def test_a_rank_that_writes_a_checkpoint_finishes_it(outcome, tmp_path, monkeypa
     assert (tmp_path / "whole").exists()
 
 
+def test_ranks_say_where_they_stand_before_they_are_ended_because_another_hung(outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "HUNG", 3)
+    found = outcome("fail", "answer")
+    assert (found.rank, found.kind) == (0, "hung")
+    assert "pretend.py" in (tmp_path / "stacks").read_text(encoding="utf-8")
+    fault = found.event(1)
+    assert (fault["kind"], fault["rank"], fault["host"]) == ("hung", 0, socket.gethostname())
+
+
 def test_nobody_waits_for_last_words_when_the_reason_is_known(outcome, monkeypatch):
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 1e9)
     found = outcome("die", "wait")
     assert found.rank == 0
     assert "rank 0 was killed" in found.line
+    assert found.kind == "killed"
 
 
 def test_a_stopped_rank_is_ended_and_named(outcome):
     found = outcome("wait", "stop")
     assert (found.code, found.rank) == (1, 1)
     assert "rank 1 was stopped by a signal (SIGSTOP) and held up the others" in found.line
+    assert found.kind == "stopped"
 
 
 def test_who_was_killed_is_named_not_who_noticed(outcome):

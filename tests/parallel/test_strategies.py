@@ -3,6 +3,8 @@ and keep is what all ranks agree on."""
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from parallel.rounds import Round, run_rounds
@@ -63,8 +65,16 @@ def ran(prepared, tmp_path_factory):
         add(f"halves/{name}", STEPS, *overrides, resume=True)
     for steps, name in ((3, "int8"), (5, "streaming"), (7, "fsdp"), (9, "local_pairs")):
         add("switched", steps, *RESUMED[name], resume=steps > 3)
+    add("fewer/local", BREAK, "model.dropout=0.0", *APPROXIMATE["local"])
     run_rounds(4, rounds, folder)
+    shutil.copytree(folder / "exact" / "fsdp", folder / "fewer" / "fsdp")
+    rounds.clear()
+    add("fewer/fsdp", 5, "model.dropout=0.0", *EXACT["fsdp"], resume=True)
+    add("fewer/local", STEPS, "model.dropout=0.0", *APPROXIMATE["local"], resume=True)
+    (folder / "two").mkdir()
+    run_rounds(2, rounds, folder / "two")
     train(settings(prepared, folder / "alone", 3, "model.dropout=0.0"))
+    train(settings(prepared, folder / "longer", 5, "model.dropout=0.0"))
     return folder
 
 
@@ -106,6 +116,24 @@ def test_what_is_not_exact_is_near(ran, name):
     assert any(not reference[key].equal(other[key]) for key in reference)
     loss = [runs.read_rows(ran / "straight" / each / "metrics.jsonl")[-1]["loss"] for each in ("ddp", name)]
     assert abs(loss[0] - loss[1]) < 0.3
+
+
+def test_pieces_of_four_ranks_go_on_as_pieces_of_two(ran):
+    assert_same(weights(ran / "longer", 5), weights(ran / "fewer" / "fsdp", 5), rtol=1e-4, atol=1e-6)
+
+
+def test_four_islands_go_on_as_two_with_the_same_sentences(ran):
+    numbers = [
+        runs.read_json(runs.RunFolder(ran / run).checkpoint(STEPS) / "training.json")
+        for run in ("straight/local", "fewer/local")
+    ]
+    assert all(numbers[0][key] == numbers[1][key] for key in ("position", "pairs", "target_tokens"))
+    losses = [
+        row["loss"] for row in runs.read_rows(ran / "fewer" / "local" / "metrics.jsonl") if row["kind"] == "valid"
+    ]
+    assert losses[0] > losses[1]
+    own = sorted(path.name for path in runs.RunFolder(ran / "fewer" / "local").checkpoint(STEPS).glob("own-*"))
+    assert own == ["own-00000.safetensors", "own-00001.safetensors"]
 
 
 def test_a_run_may_go_on_with_another_strategy(ran):

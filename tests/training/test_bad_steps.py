@@ -1,6 +1,9 @@
-"""A gradient that is not finite changes nothing; many of them in a row take the run back to a checkpoint."""
+"""A gradient that is not finite or far too long changes nothing; many of them, or a loss that explodes, take the run back to a
+checkpoint."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +13,14 @@ from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import TrainingError
 from dragoman.training import step as step_module
+from dragoman.training.divergence import FAR, Judge
 
 
 @pytest.fixture
 def poisoned(monkeypatch):
     """Makes the gradient of some updates, counted from 1 over the whole run, not a number."""
 
-    def poison(updates):
+    def poison(updates, factor=float("nan")):
         done = [0]
         clip = step_module.clip
 
@@ -24,7 +28,7 @@ def poisoned(monkeypatch):
             done[0] += 1
             if done[0] in updates:
                 for parameter in model.parameters():
-                    parameter.grad.fill_(float("nan"))
+                    parameter.grad.mul_(factor)
             return clip(model, clip_norm)
 
         monkeypatch.setattr(step_module, "clip", clip_and_poison)
@@ -70,8 +74,99 @@ def test_without_an_end_the_run_stops_in_words(prepared, tmp_path, poisoned):
     poisoned(range(5, 1000))
     run = tmp_path / "run"
     config = tiny_config(prepared.folder, run, "train.max_steps=200", "train.log_every=2", "checkpoint.every=4")
-    with pytest.raises(TrainingError, match="no gradient was finite in the last 10 steps; training diverged"):
+    with pytest.raises(
+        TrainingError,
+        match="hardly a gradient was finite and of a usual length in the last 10 steps; training diverged",
+    ):
         train(config)
     assert len(events(run, "roll_back")) == 2
     assert runs.read_rows(run / "events.jsonl")[-1]["reason"] == "diverged"
     assert [runs.step_of(path) for path in runs.checkpoint_folders(runs.RunFolder(run))] == [4]
+
+
+def test_a_gradient_that_explodes_is_left_out(prepared, tmp_path, poisoned):
+    poisoned({25}, factor=1e4)
+    run = tmp_path / "run"
+    train(tiny_config(prepared.folder, run, "train.max_steps=30", "train.log_every=2"))
+    assert [(row["step"], row["steps"]) for row in events(run, "skipped")] == [(26, 1)]
+    assert training_numbers(run, 30)["updates"] == 29
+
+
+def test_one_good_step_among_bad_ones_does_not_keep_the_run_from_going_back(prepared, tmp_path, poisoned):
+    poisoned(set(range(7, 27)) - {11, 16, 21})
+    run = tmp_path / "run"
+    config = tiny_config(prepared.folder, run, "train.max_steps=20", "train.log_every=5", "checkpoint.every=5")
+    assert train(config) == "max_steps"
+    assert [row["checkpoint"] for row in events(run, "roll_back")] == ["step-00000005"]
+
+
+def test_weights_that_went_wrong_are_left_for_those_of_a_checkpoint(prepared, tmp_path, monkeypatch):
+    """Its gradients are finite and far too long, and it is in the newest checkpoint already."""
+    usual, done = step_module.clip, [0]
+
+    def scramble(model, clip_norm):
+        done[0] += 1
+        if done[0] == 60:
+            for parameter in model.parameters():
+                parameter.data.mul_(30)
+        return usual(model, clip_norm)
+
+    monkeypatch.setattr(step_module, "clip", scramble)
+    run = runs.RunFolder(tmp_path / "run")
+    quick = ("schedule.policy=fixed", "schedule.learning_rate=0.01", "schedule.warmup_steps=0")
+    keep = ("checkpoint.every=20", "checkpoint.keep_last=9", "train.log_every=4")
+    assert train(tiny_config(prepared.folder, run.path, "train.max_steps=100", *quick, *keep)) == "max_steps"
+    back = [(row["from_step"], row["checkpoint"]) for row in events(run.path, "roll_back")]
+    assert back == [(72, "step-00000060"), (72, "step-00000040")], "the newest did not help"
+    assert (run.checkpoints / "step-00000060.damaged").is_dir()
+    losses = [row["loss"] for row in runs.read_rows(run.metrics) if row["kind"] == "train"]
+    assert len(losses) == 25
+    assert max(losses[15:]) < 5
+
+
+def row(loss=3.0, steps=100, skipped=0, norm=1.0):
+    return SimpleNamespace(loss=loss, steps=steps, skipped=skipped, largest_norm=norm)
+
+
+@pytest.fixture
+def judge():
+    made = Judge(32_768, one_mixture=True)
+    made.learn([(3.0, 1.0)] * 20)
+    return made
+
+
+def test_ordinary_runs_are_never_judged_bad(judge):
+    """A loss that falls from the beginning, spikes now and then, and rises for a while."""
+    fresh = Judge(32_768, one_mixture=True)
+    falling = [10.6, 10.9, *(10.4 * 0.97**row + 2.0 for row in range(100))]
+    assert not any(fresh.look(row(loss), 100 * number) for number, loss in enumerate(falling))
+    for number, loss in enumerate([3.5, 9.0, 9.0, 3.1, 5.5, 5.5, 5.5, 5.5, 5.5]):
+        assert judge.look(row(loss, norm=50.0 if loss > 8 else 1.0), 100 * number) == ""
+    assert judge.norm_limit == 100.0
+
+
+def test_a_loss_that_explodes_and_stays_takes_the_run_back_to_before_it(judge):
+    assert judge.look(row(9.0), 2100) == ""
+    assert judge.doubtful
+    assert judge.look(row(9.5), 2200) == ""
+    assert "more than half of what was learnt is forgotten for 300 steps" in judge.look(row(8.0), 2300)
+    assert judge.before(2000) == 2000, "a checkpoint of that step may hold the beginning of it"
+    judge.may_roll_back(2300)
+    assert judge.before(1000) == 1000, "the one that did not help is not taken again"
+
+
+def test_nothing_is_said_before_it_is_known_what_is_usual():
+    fresh = Judge(400, one_mixture=True)
+    assert fresh.norm_limit > 1e38
+    assert fresh.loss_limit == math.inf
+    stages = Judge(400, one_mixture=False)
+    stages.learn([(2.0, 1.0)] * 20)
+    assert stages.loss_limit == math.inf, "a corpus that was never seen has such a loss"
+
+
+def test_going_back_counts_anew_after_a_long_way(judge):
+    assert [judge.may_roll_back(500) for _ in range(3)] == [True, True, False]
+    judge.look(row(), 500 + FAR)
+    assert not judge.may_roll_back(500)
+    judge.look(row(), 501 + FAR)
+    assert judge.may_roll_back(501 + FAR)

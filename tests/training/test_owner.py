@@ -50,3 +50,17 @@ def test_every_start_is_a_generation_and_the_end_is_written_down(prepared, tmp_p
     train(tiny_config(prepared.folder, run.path, "train.max_steps=4"), resume=True)
     assert owner.read(run) == {"generation": 2}
     assert runs.read_json(run.checkpoint(4) / "manifest.json")["generation"] == 2
+
+
+def test_of_two_that_claim_a_run_at_the_same_moment_one_commits(prepared, tmp_path, monkeypatch):
+    run = runs.RunFolder(tmp_path / "run")
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=2"))
+    before = owner.read(run)
+    first = owner.claim(run)
+    monkeypatch.setattr(owner, "read", lambda _: before)  # the other one has read before the first one wrote
+    second = owner.claim(run)
+    monkeypatch.undo()
+    assert first.generation == second.generation
+    owner.require(run, second)
+    with pytest.raises(owner.FencedError, match="generation 2"):
+        owner.require(run, first)

@@ -1,5 +1,6 @@
 """Arithmetic: what a device cannot do is refused, and every precision learns what fp32 learns."""
 
+import json
 import os
 
 import pytest
@@ -9,6 +10,7 @@ from support import as_overrides, dragoman, tiny_config
 from dragoman.errors import TrainingError
 from dragoman.runs import read_rows
 from dragoman.training import precision
+from dragoman.training.state import TrainState
 
 CPU = torch.device("cpu")
 GPU = torch.cuda.is_available()
@@ -86,3 +88,20 @@ def test_every_precision_learns_what_fp32_learns_on_a_gpu(prepared, tmp_path, na
     losses = {each: last_loss(prepared, tmp_path / each, each, *wide) for each in ("fp32", name)}
     assert losses[name] == pytest.approx(losses["fp32"], rel=0.01)
     assert losses[name] != losses["fp32"]
+
+
+def test_the_scale_of_fp16_survives_a_restart():
+    def made(enabled=True):
+        model = torch.nn.Linear(2, 2)
+        return TrainState(model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu", enabled=enabled))
+
+    before, after, other = made(), made(), made(enabled=False)
+    before.scaler.scale(torch.ones(()))  # it has a scale from its first use on
+    before.scaler.update(512.0)
+    saved = json.loads(json.dumps(before.numbers()))
+    after.restore_numbers(saved)
+    assert after.scaler.state_dict() == before.scaler.state_dict()
+    assert after.scaler.get_scale() == 512.0
+    other.restore_numbers(saved)  # a run that goes on in bf16
+    after.restore_numbers(other.numbers())  # and back
+    assert after.scaler.get_scale() == 512.0

@@ -67,6 +67,22 @@ def test_ten_steps_are_five_and_resume_and_five_to_the_bit(prepared, tmp_path):
     assert rows[0][10]["target_tokens"] == rows[1][10]["target_tokens"]
 
 
+def test_a_run_goes_on_with_another_tokens_per_gpu(prepared, tmp_path):
+    """The same sentences in the same order; only how many are computed at once is another number."""
+    plain = ("model.dropout=0.0", "train.log_every=1")
+    train(tiny_config(prepared.folder, tmp_path / "straight", *plain, "train.max_steps=8"))
+    train(tiny_config(prepared.folder, tmp_path / "halves", *plain, "train.max_steps=4"))
+    other = (*plain, "train.max_steps=8", "train.tokens_per_gpu=256")
+    train(tiny_config(prepared.folder, tmp_path / "halves", *other), resume=True)
+    assert_same(weights(tmp_path / "halves", 8), weights(tmp_path / "straight", 8), rtol=1e-4, atol=1e-6)
+    ends = [
+        json.loads((runs.RunFolder(tmp_path / name).checkpoint(8) / "training.json").read_text(encoding="utf-8"))
+        for name in ("straight", "halves")
+    ]
+    assert all(ends[0][key] == ends[1][key] for key in ("position", "pairs", "target_tokens", "updates"))
+    assert runs.read_json(tmp_path / "halves" / "environment.json")["micro_batches"] == 4
+
+
 def test_long_pairs_are_trained_on_and_a_resumed_run_is_still_exact(prepared, tmp_path):
     wide = ["train.tile_width=32", "train.wide_tile_width=64", "train.window_pairs=200", "train.log_every=1"]
     for name, halves in (("straight", [14]), ("halves", [7, 14])):
@@ -151,7 +167,7 @@ def test_a_flipped_bit_is_noticed_and_the_older_checkpoint_used(prepared, tmp_pa
     content[-100] ^= 1
     path.write_bytes(bytes(content))
     assert runs.damage(path.parent) == "optimizer.safetensors is not as it was written (size or checksum)"
-    assert newest_sound(runs.RunFolder(run)) == runs.RunFolder(run).checkpoint(2)
+    assert newest_sound(runs.RunFolder(run)).source == runs.RunFolder(run).checkpoint(2)
     train(tiny_config(prepared.folder, run, "train.max_steps=6"), resume=True)
     resumed = next(row for row in runs.read_rows(run / "events.jsonl") if row["event"] == "resume")
     assert (resumed["step"], resumed["lost_steps"]) == (2, 2)

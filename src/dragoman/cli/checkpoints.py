@@ -58,10 +58,30 @@ def inspect(path: AnyPath) -> None:
     Console(highlight=False).print(table)
     total = sum(sizes.values())
     print(f"{folder}: {total:,} bytes = {total / 1e6:,.1f} MB")
-    weights, moments = (sum(tensors.get(f"{name}.safetensors", [])) for name in ("model", "optimizer"))
-    if weights and moments:
-        times = f"{moments / weights:g} times as many"
-        print(f"numbers in it: {weights:,} bytes of weights, {moments:,} of moments, {times}")
+    tell_parts(folder, {name: sum(found) for name, found in tensors.items()}, total)
+
+
+def tell_parts(folder: Path, held: dict[str, int], total: int) -> None:
+    """Bytes by part, beside what the run expected from the shape of its model."""
+    run = runs.run_around(folder)
+    shape = runs.read_json(run.environment).get("model", {}) if run and run.environment.is_file() else {}
+    expected = shape.get("weight_bytes", 0)
+    parts = {
+        "weights": (held.get("model.safetensors", 0), expected),
+        "moments": (held.get("optimizer.safetensors", 0), 2 * expected),
+        "weights of training beside their average": (held.get("weights.safetensors", 0), expected),
+        "of single ranks": (sum(size for name, size in held.items() if name.startswith("own-")), 0),
+    }
+    for name, (size, predicted) in parts.items():
+        if size:
+            print(f"  {name}: {size:,} bytes{compared(size, predicted)}")
+    print(f"  other (names of tensors, vocabulary, descriptions): {total - sum(held.values()):,} bytes")
+
+
+def compared(size: int, predicted: int) -> str:
+    if not predicted:
+        return ""
+    return ", as predicted" if size == predicted else f", predicted were {predicted:,}"
 
 
 @app.command()

@@ -10,7 +10,7 @@ from dragoman.config import load_config
 from dragoman.errors import RunError
 from dragoman.parallel.launch import launch
 from dragoman.report import load_run, write_report
-from dragoman.runs import vacant, write_text
+from dragoman.runs import RunFolder, vacant, write_text
 
 RUN_FILE = """# Written by `dragoman demo`. Change it and run the stages yourself:
 #   dragoman prepare {folder}/run.toml && dragoman train {folder}/run.toml --nproc 2
@@ -53,7 +53,7 @@ def run(folder: Path, processes: int) -> int:
     with progress.shown() as shown:
         data = stages.prepare(config, progress=shown)
     tell.prepared(data.folder, data.manifest)
-    code = launch(processes, ["train", str(run_file)])
+    code = launch(processes, ["train", str(run_file)], RunFolder(config.run.folder))
     if code:
         return code
     with progress.shown() as shown:

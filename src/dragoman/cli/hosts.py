@@ -37,6 +37,11 @@ Interface = Annotated[
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
 
 
+Fault = Annotated[
+    Optional[str],
+    typer.Option(help="See a run survive: kill, stop, hang, exit or drift:rank=R,step=S.", show_default=False),
+]
+
 OWN_SHELL = "sh -c 'exec sh -c \"$1\"'"
 
 
@@ -48,6 +53,16 @@ def cluster_of(hosts: str, shell: str | None, folder: str | None, python: str | 
     return Cluster(named, shell or usual, place, python or sys.executable, interface, port)
 
 
+def fault_environment(text: str | None) -> dict[str, str]:
+    """What ranks read it from."""
+    if not text:
+        return {}
+    from dragoman.training import fault
+
+    fault.parse(text)
+    return {fault.VARIABLE: text}
+
+
 def launch(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -56,6 +71,7 @@ def launch(
     restarts: Annotated[
         int, typer.Option(min=0, help="Times to start again from the newest checkpoint when something dies or hangs.")
     ] = 0,
+    simulate_fault: Fault = None,
     interface: Interface = "",
     port: Port = 0,
     rsh: Shell = None,
@@ -83,7 +99,7 @@ def launch(
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     again = " ".join(shlex.quote(word) for word in ["dragoman", *sys.argv[1:]])
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]
-    environment = {"DRAGOMAN_COMMAND": again}
+    environment = {"DRAGOMAN_COMMAND": again, **fault_environment(simulate_fault)}
     raise typer.Exit(launch_on_hosts(cluster, to_toml(config), arguments, environment, restarts))
 
 

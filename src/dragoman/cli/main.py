@@ -16,6 +16,7 @@ from dragoman import __version__
 from dragoman.cli import bench, checkpoints, data, evaluating, explain, exports, hosts, reading, serving, translating
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
+from dragoman.runs import RunFolder
 
 # Errors of a file system or a network that may be gone at the next try.
 PASSING = {
@@ -106,18 +107,11 @@ def train(
     restarts: Annotated[
         int, typer.Option(min=0, help="Times to start again from the newest checkpoint when a process dies or hangs.")
     ] = 0,
-    simulate_fault: Annotated[
-        Optional[str],
-        typer.Option(help="See a run survive: kill, stop, hang, exit or drift:rank=R,step=S.", show_default=False),
-    ] = None,
+    simulate_fault: hosts.Fault = None,
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
-    if simulate_fault:
-        from dragoman.training import fault
-
-        fault.parse(simulate_fault)
-        os.environ[fault.VARIABLE] = simulate_fault
+    os.environ.update(hosts.fault_environment(simulate_fault))
     from dragoman.cli import progress, stages, tell
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
@@ -130,7 +124,7 @@ def train(
             raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, storage))
         processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1 or restarts:
-            raise typer.Exit(launch(processes, arguments, restarts=restarts))
+            raise typer.Exit(launch(processes, arguments, RunFolder(config.run.folder), restarts=restarts))
     with progress.shown() as shown:
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":

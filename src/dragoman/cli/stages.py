@@ -15,7 +15,8 @@ from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
-from dragoman.training.trainer import STOPS, Trainer
+from dragoman.training.stopping import STOPS
+from dragoman.training.trainer import Trainer
 from dragoman.translate.models import find_model
 
 __all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]

@@ -27,7 +27,7 @@ def part_line(part: dict[str, Any]) -> str:
 
 
 def trained(folder: str, again: str, reason: str) -> None:
-    if reason in ("interrupted", "terminated"):
+    if reason in ("interrupted", "terminated", "max_hours"):
         print(f"{reason}, with a checkpoint: {folder}\nnext: {again}")
     else:
         print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")

@@ -252,6 +252,9 @@ class Train(Section):
     """Where to compute. `auto`: on GPUs when there are any."""
     log_every: Positive = 100
     """Steps between two rows of metrics."""
+    max_hours: NonNegative = 0.0
+    """Stop with a checkpoint after this many hours of steps, over all starts of the run; validation and checkpoints do not count.
+    Raise it and resume to go on. 0: no limit."""
     timeout_seconds: Positive = 120
     """A rank that does not answer a collective operation for this long ends the run instead of hanging it."""
 
@@ -314,8 +317,8 @@ class Checkpoint(Section):
     """Best checkpoints to keep beside them."""
     keep_every: Count = 0
     """Checkpoints whose step is a multiple of this are kept for good; 0: none."""
-    metric: Literal["bleu", "loss"] = "bleu"
-    """Which validation score makes a checkpoint the best."""
+    metric: Literal["bleu", "chrf", "loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"] = "bleu"
+    """Which number of a validation makes a checkpoint the best; see docs/run-folder.md for what they are."""
 
 
 class Parallel(Section):
@@ -331,6 +334,9 @@ class Parallel(Section):
     Not with fsdp and hybrid."""
     ranks_per_island: Count = 0
     """Ranks that are close to each other (two_level, hybrid, local, streaming); 0: those of one host."""
+    compare_every: Count = 0
+    """Steps between two comparisons of ranks that must hold the same weights, by a sum over them; 0: only before every validation and
+    checkpoint."""
     inner_steps: Positive = 20
     """Steps between two agreements (local, streaming)."""
     fragments: Positive = 4

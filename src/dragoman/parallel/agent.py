@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from dragoman import runs
+from dragoman.config.load import load_config
 from dragoman.parallel import network
 from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, cool, warm
 
@@ -94,7 +96,7 @@ class Agent:
 
     def watch(self) -> None:
         if self.crew and (outcome := self.crew.look()):
-            ended = {"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank}
+            ended = {"ended": outcome.code, "line": outcome.line, "failed_rank": outcome.rank, "kind": outcome.kind}
             self.say(ended | {"attempt": self.attempt, "reason_known": self.crew.reason_known})
             self.crew = None
 
@@ -158,6 +160,13 @@ class Agent:
 
     def pass_on(self, rank: int, line: str) -> None:
         self.say({"rank": rank, "line": line})
+
+    def do_note(self, request: Message) -> Message:
+        """What ended ranks, here or elsewhere, into the run folder: the launcher may not see it."""
+        run = runs.RunFolder(load_config(self.run_file).run.folder)
+        for fault in request["faults"]:
+            runs.note_fault(run, fault)
+        return {}
 
     def do_signal(self, request: Message) -> Message:
         if self.crew:

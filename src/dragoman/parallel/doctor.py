@@ -183,7 +183,7 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
             failure = None if "rank" in message else fleet.hear(host, message)
             if failure:
                 yield Finding(
-                    "stop", f"an all-reduce failed: {failure[1]}", "the lines above say what may be in the way"
+                    "stop", f"an all-reduce failed: {failure.line}", "the lines above say what may be in the way"
                 )
                 return
     size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"

@@ -24,7 +24,8 @@ from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
 from dragoman.parallel.launch import listening, resumed, worth_another
-from dragoman.parallel.ranks import Place
+from dragoman.parallel.ranks import Outcome, Place
+from dragoman.runs import Row
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
 ANSWER_SECONDS = 25.0
@@ -169,6 +170,7 @@ class Fleet:
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
         self.port, self.running, self.beaten = cluster.port, 0, 0.0
+        self.untold: list[Row] = []  # faults that are not yet in the run folder
 
     def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
@@ -341,10 +343,11 @@ class Fleet:
 
     # --- a run ---
 
-    def attempt(self, arguments: list[str], environment: dict[str, str], attempt: int) -> tuple[int, str]:
+    def attempt(self, arguments: list[str], environment: dict[str, str], attempt: int) -> Outcome:
         self.gather(RETURN_SECONDS if attempt else 0.0)
         if self.received:  # Ctrl-C before anything has begun
-            return 0, ""
+            return Outcome()
+        self.note()
         try:
             self.start(arguments, environment, attempt)
         except TrainingError:
@@ -365,10 +368,20 @@ class Fleet:
         for host in self.hosts:
             host.heard = time.monotonic()
 
-    def watch(self) -> tuple[int, str]:
-        """Until all hosts have ended; returns the exit code and the line of whoever failed."""
+    def note(self, *faults: Row) -> None:
+        """By the first host that is there; when none is, later."""
+        self.untold += faults
+        for host in self.hosts if self.untold else ():
+            if not host.lost:
+                with suppress(TrainingError):
+                    host.ask("note", faults=self.untold)
+                    self.untold = []
+                    return
+
+    def watch(self) -> Outcome:
+        """Until all hosts have ended; returns the outcome of whoever failed."""
         handed_on = 0
-        verdict: tuple[int, str] = (0, "")
+        verdict = Outcome()
         while any(host.ended is None for host in self.hosts):
             for number in self.received[handed_on:]:
                 handed_on += 1
@@ -378,8 +391,8 @@ class Fleet:
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
                 failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
-                if failure and (not verdict[0] or (failure[0] == 2 != verdict[0])):
-                    if not verdict[0] and not self.received:
+                if failure and (not verdict.code or (failure.code == 2 != verdict.code)):
+                    if not verdict.code and not self.received:
                         self.tell("end", reason_known="lost" in message or message["reason_known"])
                     verdict = failure
         return verdict
@@ -406,18 +419,21 @@ class Fleet:
                 host.answers.setdefault(0, queue.Queue())
                 host.send({"ask": 0, "do": do, **details})
 
-    def hear(self, host: Host, message: Message) -> tuple[int, str] | None:
+    def hear(self, host: Host, message: Message) -> Outcome | None:
         """A line of a rank is shown; the end of a host is noted; a failure is returned."""
         if "rank" in message:
             print(f"[{host.name}/{message['rank']}] {message['line']}", flush=True)
         elif "ended" in message and message["attempt"] == self.running:
             host.ended = message
             if message["ended"]:
-                line = message["line"].removeprefix("dragoman: ")
-                return int(message["ended"]), f"host {host.name}, rank {message['failed_rank']}: {line}"
+                line, rank = message["line"].removeprefix("dragoman: "), message["failed_rank"]
+                return Outcome(
+                    int(message["ended"]), f"host {host.name}, rank {rank}: {line}", rank, message["kind"], host.name
+                )
         elif message.get("lost") and host.ended is None:
             host.ended = message
-            return 1, f"host {host.name}: the connection was lost ({' / '.join(host.words[-2:]) or 'it said nothing'})"
+            line = f"host {host.name}: the connection was lost ({' / '.join(host.words[-2:]) or 'it said nothing'})"
+            return Outcome(1, line, kind="lost", host=host.name)
         return None
 
 
@@ -430,17 +446,20 @@ def launch_on_hosts(
     with listening() as received, Fleet(cluster, toml, received, resumes=resumes) as fleet:
         for attempt in range(restarts + 1):
             try:
-                code, line = fleet.attempt(resumed(arguments, attempt), environment, attempt)
+                outcome = fleet.attempt(resumed(arguments, attempt), environment, attempt)
             except TrainingError as error:
                 if attempt in (0, restarts) and not received:
                     raise
-                code, line = 1, f"{error}"  # not back yet: that costs one of the restarts, not the run
+                outcome = Outcome(
+                    1, f"{error}", kind="lost", host=""
+                )  # not back yet: that costs a restart, not the run
             if received:
                 return 128 + received[0]
-            if line:
-                print(f"dragoman: {line}", file=sys.stderr)
-            if not worth_another(code):
-                return code
+            if outcome.line:
+                print(f"dragoman: {outcome.line}", file=sys.stderr)
+            if not worth_another(outcome.code):
+                return outcome.code
+            fleet.note(outcome.event(attempt))
             if attempt < restarts:
                 print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
-    return code
+    return outcome.code

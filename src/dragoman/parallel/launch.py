@@ -14,7 +14,8 @@ from types import FrameType
 
 import psutil
 
-from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place
+from dragoman import runs
+from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Outcome, Place
 
 PORTS = (20_000, 32_000)
 
@@ -30,16 +31,17 @@ def visible_gpus(device: str) -> int:
     return torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
 
 
-def launch(processes: int, arguments: list[str], *, restarts: int = 0) -> int:
-    """Run `python -m dragoman ARGUMENTS` in several ranks; returns the exit code. When a rank dies, all are started again
-    with --resume, so many times; not when it had something to say to the user, or was asked to stop."""
+def launch(processes: int, arguments: list[str], run: runs.RunFolder, *, restarts: int = 0) -> int:
+    """Run `python -m dragoman ARGUMENTS`, which trains in `run`, in several ranks; returns the exit code. When a rank dies, all
+    are started again with --resume, so many times; not when it had something to say to the user, or was asked to stop."""
     for attempt in range(restarts + 1):
-        code = launch_once(processes, resumed(arguments, attempt), attempt)
-        if not worth_another(code):
+        outcome = launch_once(processes, resumed(arguments, attempt), attempt)
+        if not worth_another(outcome.code):
             break
+        runs.note_fault(run, outcome.event(attempt))
         if attempt < restarts:
             print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
-    return code
+    return outcome.code
 
 
 def resumed(arguments: list[str], attempt: int) -> list[str]:
@@ -50,7 +52,7 @@ def worth_another(code: int) -> bool:
     return code not in (0, 2) and code < 128
 
 
-def launch_once(processes: int, arguments: list[str], attempt: int) -> int:
+def launch_once(processes: int, arguments: list[str], attempt: int) -> Outcome:
     place = Place(0, processes, processes, "127.0.0.1", free_port("127.0.0.1"), loopback())
     with listening() as received:
         crew = Crew(place, arguments, attempt)
@@ -62,10 +64,10 @@ def launch_once(processes: int, arguments: list[str], attempt: int) -> int:
         finally:
             crew.end()
     if received:
-        return 128 + received[0]
+        return Outcome(128 + received[0])
     if outcome.code:
         print(outcome.line, file=sys.stderr)
-    return outcome.code
+    return outcome
 
 
 def free_port(address: str) -> int:

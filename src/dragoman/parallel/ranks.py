@@ -14,6 +14,7 @@ import multiprocessing.resource_tracker
 import os
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -21,12 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
+
+from dragoman import runs
 
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
@@ -37,6 +40,9 @@ STOPPED_LOOKS = 40  # two seconds: a rank that stands still so long by a signal 
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
+HUNG = 74  # exit code of a rank that hung
+STACKS_SIGNAL = signal.SIGUSR1  # asks a rank to write where its threads stand
+STACKS_SECONDS = 0.3  # for that
 STUCK_SECONDS = 30.0  # after which a rank that was killed and is still there is left to the kernel
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = 255  # exit code of all ranks whose fork server is gone; they may live on
@@ -78,6 +84,14 @@ class Outcome:
     code: int = 0
     line: str = ""  # of the rank that failed
     rank: int = -1
+    kind: str = ""  # killed, stopped, hung, failed; lost, where it is a whole host
+    host: str = field(default_factory=socket.gethostname)
+
+    def event(self, attempt: int) -> runs.Row:
+        """For the run folder. Of a traceback the last line."""
+        said = self.line.removeprefix("dragoman: ").strip().splitlines() or [""]
+        where = {"host": self.host, "rank": self.rank if self.rank >= 0 else None}
+        return {"time": round(time.time(), 3), "kind": self.kind, **where, "error": said[-1], "attempt": attempt}
 
 
 Say = Callable[[int, str], None]  # rank, line
@@ -166,6 +180,7 @@ class Crew:
         self.reason_known = False  # a rank was killed, a host was lost: nobody's last words are waited for
         self.killed: set[int] = set()  # ranks that were ended because others had failed
         self.killed_at = float("inf")
+        self.asked_at: float | None = None  # where they stand
 
     def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
@@ -202,11 +217,10 @@ class Crew:
         if None in codes:
             if time.monotonic() - self.killed_at > STUCK_SECONDS:
                 stuck = self.place.first + codes.index(None)
-                return Outcome(
-                    1, f"dragoman: rank {stuck} cannot be ended; it hangs in the kernel (GPU, file system)", stuck
-                )
+                line = f"dragoman: rank {stuck} cannot be ended; it hangs in the kernel (GPU, file system)"
+                return Outcome(1, line, stuck, "hung")
             self.count_stopped()
-            if self.failed_at < float("inf") and self.had_time():
+            if self.failed_at < float("inf") and self.had_time() and self.wrote_stacks():
                 self.kill()
             return None
         for reader in self.readers:
@@ -228,6 +242,8 @@ class Crew:
         """A rank that was stopped for too long is ended: it will not go on by itself, and the others wait for it."""
         for process in self.alive():
             pid = process.pid or 0
+            if self.stopped[pid] >= STOPPED_LOOKS:  # ended already, and on its way out
+                continue
             self.stopped[pid] = self.stopped[pid] + 1 if stands_still(pid) else 0
             if self.stopped[pid] == STOPPED_LOOKS:
                 process.kill()
@@ -243,6 +259,17 @@ class Crew:
             return waited > SAVE_SECONDS
         return self.reason_known or waited > (STOP_SECONDS if self.handed_on else GRACE_SECONDS)
 
+    def wrote_stacks(self) -> bool:
+        """Where the ranks stand that are left is worth knowing when nobody was killed and nobody said what the matter is."""
+        if self.reason_known or self.handed_on or 2 in dict(self.failed).values():
+            return True
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+            for process in self.alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid or 0, STACKS_SIGNAL)
+        return time.monotonic() - self.asked_at > STACKS_SECONDS
+
     def verdict(self) -> Outcome:
         """A rank with something to say to the user comes before those that failed because it was gone, and so does one that
         somebody else has killed; among equals whoever wrote its error down first."""
@@ -256,11 +283,16 @@ class Crew:
 
         rank, code = min(self.failed, key=importance)
         line = read_error(self.error_file(rank - self.place.first))
-        how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
+        how, kind = (
+            f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}"),
+            kind_of(code),
+        )
         if self.stopped[self.processes[rank - self.place.first].pid or 0] >= STOPPED_LOOKS:
-            how = "was stopped by a signal (SIGSTOP) and held up the others"
+            how, kind = "was stopped by a signal (SIGSTOP) and held up the others", "stopped"
         missing = f"dragoman: rank {rank} {how}; see its log in the run folder"
-        return Outcome(code if code > 0 else 1, line or missing, rank)
+        if kind == "hung":
+            missing = f"dragoman: rank {rank} hung; where all ranks stood is in log/*.stacks of the run folder"
+        return Outcome(code if code > 0 else 1, line or missing, rank, kind)
 
     def kill(self) -> None:
         for process in self.alive():
@@ -274,6 +306,12 @@ class Crew:
         for process in self.processes:
             process.join(STUCK_SECONDS)
         self.files.cleanup()
+
+
+def kind_of(code: int) -> str:
+    if code == HUNG:
+        return "hung"
+    return "killed" if code == -signal.SIGKILL else "failed"
 
 
 def stands_still(pid: int) -> bool:

@@ -65,6 +65,14 @@ class Sharded(Strategy):
         wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
         return nullcontext()
 
+    def replicas(self) -> list[list[int]]:
+        """Islands hold the same pieces; inside one nobody holds what another does."""
+        return [list(ranks) for ranks in zip(*self.islands.ranks, strict=True)] if self.islands else []
+
+    def held(self, model: nn.Module) -> Tensors:
+        own = model.state_dict()
+        return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in own.items()}
+
     def agreed(self, model: nn.Module) -> Tensors:
         return self.whole(model.state_dict())
 

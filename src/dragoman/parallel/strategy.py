@@ -142,6 +142,14 @@ class Strategy:
         """The weights that all ranks share. Every rank must reach this line."""
         return model.state_dict()
 
+    def replicas(self) -> list[list[int]]:
+        """Groups of ranks of which all hold the same."""
+        return [list(range(self.mesh.world))]
+
+    def held(self, model: nn.Module) -> Tensors:
+        """What they hold."""
+        return self.agreed(model)
+
     def cut(self, like: Tensor, tensor: Tensor) -> Tensor:
         """A whole tensor, as this rank holds `like`."""
         return tensor

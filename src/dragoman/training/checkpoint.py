@@ -16,7 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,11 @@ def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write(
-    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, generation: int
+    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, claim: owner.Claim
 ) -> int:
     """Write a checkpoint, whole or not at all, and only while the run is still ours; returns its bytes."""
     try:
-        return write_whole(run, taken, description, vocabulary, generation)
+        return write_whole(run, taken, description, vocabulary, claim)
     finally:
         drop_own(taken.own_files)
 
@@ -114,7 +114,7 @@ def drop_own(files: list[Path]) -> None:
 
 
 def write_whole(
-    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, generation: int
+    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, claim: owner.Claim
 ) -> int:
     with runs.new_folder(run.checkpoint(taken.step)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
@@ -124,9 +124,9 @@ def write_whole(
         runs.write_json(fresh / TRAINING, taken.numbers)
         for own in taken.own_files:
             own.replace(fresh / own.name)
-        facts = {"step": taken.step, "time": round(time.time(), 3), "generation": generation, "scores": taken.scores}
-        written = runs.write_manifest(fresh, facts)
-        owner.require(run, generation)
+        written_by = {"time": round(time.time(), 3), "generation": claim.generation}
+        written = runs.write_manifest(fresh, {"step": taken.step, **written_by, "scores": taken.scores})
+        owner.require(run, claim)
         return written
 
 
@@ -175,16 +175,35 @@ class Writer:
             raise RunError(f"the last checkpoint could not be written: {self.error}") from self.error
 
 
-def newest_sound(run: runs.RunFolder) -> Path | None:
-    """The newest checkpoint that is whole. A damaged one is named and passed over."""
-    for checkpoint in reversed(runs.checkpoint_folders(run)):
+@dataclass
+class Found:
+    """`source`: the newest checkpoint that is whole. `damaged`: newer ones by name, and what is wrong with each."""
+
+    source: Path | None = None
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> int:
+        """Steps that were saved and are lost, because what was saved is damaged."""
+        newest = max(map(runs.step_of, map(Path, self.damaged)), default=0)
+        return max(0, newest - runs.step_of(self.source)) if self.source else newest
+
+
+def newest_sound(run: runs.RunFolder, before: int | None = None) -> Found:
+    """A damaged one is named and passed over. `before`: rather one that was written before this step."""
+    found, folders = Found(), runs.checkpoint_folders(run)
+    if before is not None:
+        folders.sort(key=lambda folder: (runs.step_of(folder) < before, runs.step_of(folder)))
+    for checkpoint in reversed(folders):
         problem = runs.damage(checkpoint)
         if problem is None:
-            return checkpoint
+            found.source = checkpoint
+            return found
+        found.damaged[checkpoint.name] = problem
         log.warning("checkpoint %s is damaged: %s; looking for an older one", checkpoint.name, problem)
-    if runs.checkpoint_folders(run):
+    if found.damaged:
         raise RunError(f"{run.checkpoints}: every checkpoint is damaged; nothing was changed. Start another run.folder")
-    return None
+    return found
 
 
 def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:

@@ -1,5 +1,5 @@
 """The prepared data is compared with its checksums while the first steps are taken: one rank a host reads its copy once, beside
-training. A checkpoint is written only after that, so that nothing learnt from damaged data is ever kept.
+training. A checkpoint is written only after all hosts have done so, so that nothing learnt from damaged data is ever kept.
 """
 
 from __future__ import annotations
@@ -7,14 +7,18 @@ from __future__ import annotations
 import threading
 
 from dragoman.data.encode import PreparedData
-from dragoman.errors import DataError
+from dragoman.errors import DataError, RunError
 
 
 class DataCheck:
-    def __init__(self, data: PreparedData):
-        self.data = data
+    """`alone`: there is no other rank whose host could have a copy of its own."""
+
+    def __init__(self, data: PreparedData, *, alone: bool):
+        self.data, self.alone = data, alone
         self.error: DataError | None = None
         self.thread: threading.Thread | None = None
+        self.all_sound = threading.Event()  # on every host
+        self.given_up = False
 
     def start(self) -> None:
         self.thread = threading.Thread(target=self.read, name="data check", daemon=True)
@@ -32,10 +36,33 @@ class DataCheck:
             raise self.error
 
     @property
-    def running(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
+    def unsure(self) -> bool:
+        """Whether the copy of this host is not known to be sound."""
+        return self.error is not None or (self.thread is not None and self.thread.is_alive())
+
+    @property
+    def pending(self) -> bool:
+        return self.unsure if self.alone else not self.all_sound.is_set()
+
+    def confirm(self) -> None:
+        """All ranks have said that they are sure."""
+        self.all_sound.set()
 
     def wait(self) -> None:
+        """For the copy of this host."""
         if self.thread:
             self.thread.join()
         self.result()
+
+    def wait_for_all_hosts(self) -> None:
+        """What the others found comes with the next question whether to stop, or when the run ends."""
+        self.wait()
+        if not self.alone:
+            self.all_sound.wait()
+        if self.given_up:
+            raise RunError("the run ended before all hosts had compared their data with its checksums")
+
+    def give_up(self) -> None:
+        """The run ends with an error: nobody will tell any more."""
+        self.given_up = not self.all_sound.is_set()
+        self.all_sound.set()

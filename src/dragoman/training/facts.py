@@ -129,6 +129,20 @@ def changes(folder: runs.RunFolder, config: Config) -> list[str]:
         return [f"run.toml cannot be compared ({error})"]
 
 
+def ended_by(events: list[runs.Row]) -> str:
+    """How the start before this one ended; empty where there was none."""
+    begun = [number for number, row in enumerate(events) if row.get("event") in ("start", "resume")]
+    since = events[begun[-1] :] if begun else []
+    for row in reversed(since):
+        if row["event"] == "stop":
+            return f"stop: {row.get('reason')}"
+        if row["event"] == "fault":
+            return f"{row.get('kind')}: rank {row.get('rank')} on host {row.get('host')}: {row.get('error')}"
+        if row["event"] == "hang":
+            return f"hung: rank {row.get('rank')} on host {row.get('host')}, section {row.get('section')}"
+    return "no last words: killed, or the power was lost" if since else ""
+
+
 def occupied(folder: runs.RunFolder) -> str:
     checkpoints = runs.checkpoint_folders(folder)
     held = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any
+import uuid
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -16,6 +17,13 @@ from dragoman.errors import RunError
 from dragoman.parallel.ranks import started_again
 
 LEFTOVER_SECONDS = 90.0  # for a rank of the attempt before, whose host was cut off: its agent ends it after a minute
+
+
+class Claim(NamedTuple):
+    """Two that claim a run at the same moment read the same number; their words differ, and the file holds one of them."""
+
+    generation: int
+    word: str
 
 
 class FencedError(RunError):
@@ -52,27 +60,31 @@ def is_alive(pid: int | None, born: float | None) -> bool:
         return False
 
 
-def claim(run: runs.RunFolder) -> int:
-    """Begin a new generation; returns its number."""
-    generation = int(read(run).get("generation", 0)) + 1
+def claim(run: runs.RunFolder) -> Claim:
+    """Begin a new generation."""
+    new = Claim(int(read(run).get("generation", 0)) + 1, uuid.uuid4().hex)
     born = psutil.Process().create_time()
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     process = {"host": socket.gethostname(), "pid": os.getpid(), "born": born, "inode": run.path.stat().st_ino}
-    runs.write_json(run.owner, {"generation": generation, "since": since, **process})
-    return generation
+    runs.write_json(run.owner, {**new._asdict(), "since": since, **process})
+    return new
 
 
-def require(run: runs.RunFolder, generation: int) -> None:
+def is_ours(now: dict[str, Any], claimed: Claim) -> bool:
+    return all(now.get(key, value) == value for key, value in claimed._asdict().items())
+
+
+def require(run: runs.RunFolder, claimed: Claim) -> None:
     """Still ours?"""
     now = read(run)
-    if now.get("generation", generation) != generation:
+    if not is_ours(now, claimed):
         raise FencedError(
             f"{run.path}: generation {now['generation']} of this run has begun on {now.get('host')} since this one, which is "
-            f"number {generation}; it stops here and writes nothing more"
+            f"number {claimed.generation}; it stops here and writes nothing more"
         )
 
 
-def release(run: runs.RunFolder, generation: int) -> None:
+def release(run: runs.RunFolder, claimed: Claim) -> None:
     """The run has ended by itself; its number stays used."""
-    if read(run).get("generation") == generation:
-        runs.write_json(run.owner, {"generation": generation})
+    if is_ours(read(run), claimed):
+        runs.write_json(run.owner, {"generation": claimed.generation})

@@ -18,6 +18,8 @@ from dragoman.training.recorded import Recorded
 from dragoman.training.spans import Clock
 from dragoman.training.state import TrainState
 
+ANY_FINITE = torch.finfo(torch.float32).max  # as a limit for norms: infinity and NaN are above it
+
 
 def update(
     state: TrainState,
@@ -28,6 +30,7 @@ def update(
     arithmetic: Arithmetic,
     seed: int,
     clock: Clock | None = None,
+    norm_limit: float = ANY_FINITE,
 ) -> tuple[Tensor, Tensor]:
     """Returns this rank's loss sum and the norm of the whole gradient, both still on the device: reading them waits."""
     mesh = strategy.mesh
@@ -48,7 +51,7 @@ def update(
             clock.mark("backward")
     state.scaler.unscale_(state.optimizer)
     norm = clip(state.model, train.clip_norm)
-    apply(state, norm)
+    apply(state, norm, norm_limit)
     state.optimizer.zero_grad(set_to_none=not isinstance(wrapped, Recorded))
     state.step += 1
     if state.average:
@@ -63,13 +66,14 @@ def update(
     return loss_sum, norm
 
 
-def apply(state: TrainState, norm: Tensor) -> None:
-    """Update the weights, but not where a gradient is not finite: the device decides by itself, nobody waits for it."""
+def apply(state: TrainState, norm: Tensor, norm_limit: float) -> None:
+    """Update the weights, but not where the gradient is not finite or far too long: the device decides by itself, nobody waits
+    for it. With fp16 the scaler decides, and only about what is not finite."""
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
         state.scaler.update()
     else:
-        state.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # read by fused Adam
+        state.optimizer.found_inf = (~(norm <= norm_limit)).float()  # type: ignore[attr-defined]  # read by fused Adam
         state.optimizer.step()
 
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +25,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
-from dragoman.errors import DriftError, RunError, TrainingError
+from dragoman.errors import DragomanError, DriftError, TrainingError
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -35,16 +33,19 @@ from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Metrics, sinks
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import from_main, gather, sum_over_ranks, wait_for_all
+from dragoman.parallel.reduce import from_main, gather, wait_for_all
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
-from dragoman.training import checkpoint, facts, fault, memory, optim, owner, start
+from dragoman.training import checkpoint, facts, fault, memory, optim, owner, replicas, start
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
+from dragoman.training.divergence import HISTORY, Judge
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.recorded import Recorded
+from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
-from dragoman.training.step import update
+from dragoman.training.step import ANY_FINITE, update
+from dragoman.training.stopping import TIME_LIMIT, Stopping
 from dragoman.training.straggler import Lookout, Straggler
 from dragoman.training.validate import even_slice, validation_loss
 from dragoman.training.watchdog import START, Watchdog
@@ -52,12 +53,7 @@ from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
 
-MOST_BAD_STEPS = 10  # in a row without a finite gradient, then the run goes back to a checkpoint
-MOST_ROLL_BACKS = 2  # in one go; a third time it would only happen again
-MOST_WAITS = 60  # quarters of train.timeout_seconds that the last checkpoint waits for the one before
-STOP_EVERY = 10  # steps between two questions whether a rank was asked to stop
-SAME_SECONDS = 1.0  # a stop that reaches a rank by two ways (the launcher, and a scheduler that tells everybody) is one
-STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
+CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
 
 
 @dataclass
@@ -134,19 +130,22 @@ class Trainer:
         self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
-        self.writer = checkpoint.Writer()
-        self.data_check = DataCheck(data)
-        self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
+        self.data_check = DataCheck(data, alone=mesh.world == 1)
+        self.stopping = Stopping(mesh, self.data_check)
+        self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds, self.tell_hang)
+        self.saver = self.saver_of(data)
+        self.judge = Judge(len(data.vocabulary), one_mixture=len(self.stages) < 2)
         self.fault = fault.wanted()
-        self.bad_steps = self.roll_backs = 0
-        self.disk_full = False
+        self.disk_full = self.stopped = False
         self.changed: list[str] = []  # keys of the configuration since the run was started last
-        self.generation = 0  # of this run: a number for every start, on the main rank
-        self.stop_reason = ""  # when this rank was asked to stop
         self.host_of: dict[int, str] = {}  # by rank
         self.lookout, self.straggler = Lookout(), -1
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
         self.validated: tuple[int, dict[str, Any]] = (-1, {})
+
+    def saver_of(self, data: PreparedData) -> Saver:
+        what = (self.config, self.folder, self.mesh, self.state, self.strategy, self.description, data.vocabulary.path)
+        return Saver(*what, self.identity, self.data_check, self.watchdog, self.event, self.tell_at)
 
     # --- the story ---
 
@@ -158,8 +157,8 @@ class Trainer:
             self.set_up(resume=resume)
 
     def set_up(self, *, resume: bool) -> None:
-        found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else None
-        source = from_main(self.mesh, found)  # one rank chooses for all
+        found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else checkpoint.Found()
+        source = from_main(self.mesh, found.source)  # one rank chooses for all
         if source is not None:
             self.changed = facts.changes(self.folder, self.config)
             facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity, self.changed, source)
@@ -170,12 +169,11 @@ class Trainer:
             )
         if resume:
             changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
-            what = (
-                ("resuming", f"from {source}{changed}")
-                if source
-                else ("starting", f"nothing to resume in {self.folder.path}")
-            )
-            self.progress(what[0], self.state.step, self.config.train.max_steps, what[1])
+            damaged = f"; damaged: {', '.join(found.damaged)}, which costs {found.cost} steps" if found.damaged else ""
+            if source:
+                self.tell("resuming", f"from {source}{damaged}{changed}")
+            else:
+                self.tell("starting", f"nothing to resume in {self.folder.path}")
         if self.config.train.tokens_per_gpu == "auto" and not self.done:
             self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
@@ -183,21 +181,25 @@ class Trainer:
         self.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
         if self.mesh.is_main and not self.done:
             checkpoint.tidy(self.folder, self.state.step)
-            self.write_facts(hosts, resumed=source is not None)
+            self.write_facts(hosts, found)
             if self.taken and source is None:
                 runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
-                self.progress("starting", 0, self.config.train.max_steps, start.told(self.taken))
+                self.tell("starting", start.told(self.taken))
         wait_for_all(self.mesh)
+        self.judge.learn(self.usual_rows())
 
     def run(self) -> str:
         """Train to the end; returns the reason for stopping."""
         if self.done:
             return "max_steps"
+        if self.time_is_up(0.0):  # in an earlier start
+            return TIME_LIMIT
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.first_of_host
-        with self.listening():  # until the last checkpoint is written
+        # Both until the last checkpoint is written.
+        with self.watchdog.answering(), self.stopping.listening(partial(self.tell, "stopping")):
             try:
                 with (
                     sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
@@ -206,14 +208,17 @@ class Trainer:
                     if self.first_of_host:
                         self.data_check.start()
                     reason = self.loop()
+            except DragomanError as error:
+                self.tell_fault(error)
+                raise
             finally:
-                self.writer.finish()
-            self.data_check.wait()
-            self.writer.finish_well()
-        self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
-        if self.metrics:
+                self.data_check.give_up()
+                self.saver.writer.finish()
+            self.saver.writer.finish_well()
+        self.stop_event(reason)
+        if self.metrics and self.saver.claim:
             self.put_down(self.metrics.close)
-            owner.release(self.folder, self.generation)
+            owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
         return reason
 
@@ -250,7 +255,7 @@ class Trainer:
 
     def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
         train, state = self.config.train, self.state
-        window = Window(self.mesh, train.clip_norm)
+        window = self.new_window()
         timed: list[tuple[float, float]] = []  # the exchange that was timed last
         while not self.done:
             window.clock.mark("other")
@@ -260,14 +265,14 @@ class Trainer:
             window.clock.mark("idle")
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
-            how = (self.strategy, train, self.arithmetic, self.config.run.seed, window.clock)
+            how = (self.strategy, train, self.arithmetic, self.config.run.seed, window.clock, window.norm_limit)
             try:
                 loss_sum, norm = update(state, wrapped, step, *how)
             except RuntimeError as error:
                 if not memory.ran_out(error):
                     raise
                 raise self.out_of_memory() from None
-            self.writer.check()
+            self.saver.writer.check()
             self.data_check.result()
             if self.watchdog.where == START:
                 self.event("first_step", seconds=round(time.time() - self.started, 3))
@@ -278,7 +283,10 @@ class Trainer:
             if state.step % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
                 window.exchanges.append(spent)
                 timed = [spent]
-            stopping = self.asked_to_stop()
+            compare = self.config.parallel.compare_every
+            if compare and state.step % compare == 0:
+                self.check_replicas()
+            stopping = self.stopping.asked(state.step, time_is_up=self.time_is_up(time.perf_counter() - window.since))
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
                 # A short window may have no timed step: it is not without exchange.
                 window.exchanges = window.exchanges or timed
@@ -287,58 +295,64 @@ class Trainer:
                     return reason
                 if self.mesh.device.type == "cuda" and not gc.get_freeze_count():
                     set_aside()
-                window = Window(self.mesh, train.clip_norm)
+                window = self.new_window()
         return "max_steps"
+
+    def new_window(self) -> Window:
+        """fp16 looks for its scale by gradients that are too long: there the scaler alone decides."""
+        limit = ANY_FINITE if self.state.scaler.is_enabled() else self.judge.norm_limit
+        return Window(self.mesh, self.config.train.clip_norm, limit)
+
+    def time_is_up(self, seconds: float) -> bool:
+        """`seconds`: since the last row of metrics."""
+        hours = self.config.train.max_hours
+        return hours > 0 and self.state.train_seconds + seconds >= hours * 3600
 
     def look_back(self, totals: Totals, rate: float, stopping: str) -> str | None:
         """Write down what a window was, and do what is due after it; returns a reason to stop."""
+        if totals.skipped:
+            self.event("skipped", steps=totals.skipped)
         if totals.skipped < totals.steps:
             self.record(totals, rate)
-        else:
-            self.nothing_learnt(totals)
-            if not (stopping or self.last):
-                return None
+        wrong = self.judge.look(totals, self.state.step)
+        if wrong:
+            self.roll_back(wrong)
+        if (wrong or self.judge.doubtful) and not (stopping or self.last):
+            return None
         return self.do_what_is_due(stopping)
-
-    def asked_to_stop(self) -> str:
-        """The reason when some rank was; all ranks learn it at the same step. The exchange waits for the device, so not at every."""
-        if self.mesh.world == 1:
-            return self.stop_reason
-        if self.state.step % STOP_EVERY:
-            return ""
-        asked = sum_over_ranks(self.mesh, [float(self.stop_reason == reason) for reason in STOPS.values()])
-        return next((reason for reason, ranks in zip(STOPS.values(), asked, strict=True) if ranks), "")
 
     # --- when no step is good any more ---
 
-    def nothing_learnt(self, totals: Totals) -> None:
-        """No step since the last row had a finite gradient. A few may be chance, or fp16 looking for its scale."""
-        self.event("skipped", steps=totals.skipped)
-        self.bad_steps += totals.skipped
-        if self.bad_steps >= MOST_BAD_STEPS:
-            self.roll_back()
-
-    def roll_back(self) -> None:
-        """Back to the newest sound checkpoint, and on with the data that comes next."""
-        self.writer.finish()
-        found = checkpoint.newest_sound(self.folder) if self.mesh.is_main else None
+    def roll_back(self, reason: str) -> None:
+        """Back to a sound checkpoint from before it went wrong, and on with the data that comes next."""
+        self.saver.writer.finish()
+        newest = runs.step_of(runs.checkpoint_folders(self.folder)[-1]) if runs.checkpoint_folders(self.folder) else 0
+        before = self.judge.before(newest)
+        found = checkpoint.newest_sound(self.folder, before).source if self.mesh.is_main else None
         source = from_main(self.mesh, found)
-        self.roll_backs += 1
-        if source is None or self.roll_backs > MOST_ROLL_BACKS:
-            self.event("stop", reason="diverged", seconds=round(time.time() - self.started, 3))
+        if not self.judge.may_roll_back(self.state.step) or source is None:
+            self.stop_event("diverged")
             raise TrainingError(
-                f"step {self.state.step}: no gradient was finite in the last {self.bad_steps} steps; training diverged. Lower "
+                f"step {self.state.step}: {reason}; training diverged. Lower "
                 "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
                 f"checkpoints are in {self.folder.checkpoints}"
             )
         lost, behind = self.state.step, self.state.position
         checkpoint.restore(source, self.state, self.strategy)
-        self.state.position, self.bad_steps = behind, 0
+        self.state.position = behind
         if self.mesh.is_main:
+            checkpoint.tidy(self.folder, self.state.step)
             self.forget_lost_rows()
-        self.event("roll_back", from_step=lost, checkpoint=source.name)
-        detail = f"no gradient was finite since; back from step {lost} to {source.name}"
-        self.progress("rolling back", self.state.step, self.config.train.max_steps, detail)
+        self.judge.learn(self.usual_rows())
+        self.stopping.forget()
+        self.event("roll_back", from_step=lost, checkpoint=source.name, reason=reason)
+        self.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
+
+    def usual_rows(self) -> list[tuple[float, float]]:
+        """Loss and longest gradient of the last rows, as the main rank reads them."""
+        rows = runs.read_rows(self.folder.metrics) if self.mesh.is_main else []
+        known = [(row["loss"], row["largest_grad_norm"]) for row in rows if row["kind"] == "train"]
+        return from_main(self.mesh, known[-HISTORY:])
 
     def whole_objective(self) -> SequenceLoss:
         """Another one like ours, for strategies that cut ours into pieces."""
@@ -388,16 +402,14 @@ class Trainer:
 
     def record(self, totals: Totals, rate: float) -> None:
         """One row of metrics, from sums that are the same on every rank."""
-        state, self.bad_steps = self.state, 0
+        state = self.state
         state.train_seconds += totals.seconds
-        if totals.skipped:
-            self.event("skipped", steps=totals.skipped)
         row = facts.metrics_row(state, totals, rate, len(self.train_data))
         if self.metrics:
             self.put_down(self.metrics.write, row)
             self.put_down(runs.append_row, self.folder.spans, facts.spans_row(state.step, totals))
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
-        self.progress("training", state.step, self.config.train.max_steps, detail)
+        self.tell("training", detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
         self.name_straggler(self.lookout.look(totals.spans))
 
@@ -409,10 +421,37 @@ class Trainer:
         if found:
             host = self.host_of[rank]
             self.event("straggler", host=host, **asdict(found))
-            self.progress("straggler", self.state.step, self.config.train.max_steps, found.sentence(host))
+            self.tell("straggler", found.sentence(host))
         else:
             self.event("straggler_gone", rank=self.straggler)
         self.straggler = rank
+
+    def tell(self, stage: str, words: str) -> None:
+        self.tell_at(stage, self.state.step, words)
+
+    def tell_at(self, stage: str, step: int, words: str) -> None:
+        self.progress(stage, step, self.config.train.max_steps, words)
+
+    def tell_hang(self, section: str, seconds: float) -> None:
+        """By the rank that hangs itself; nothing else of it works any more. Before there is a run there is no place for it."""
+        if self.folder.exists():
+            runs.append_row(
+                self.folder.events, self.own_row("hang") | {"section": section, "seconds": round(seconds, 1)}
+            )
+
+    def tell_fault(self, error: DragomanError) -> None:
+        """By the rank that stops the run; the one that writes may not know of it. What all know (drift, divergence) is told already."""
+        if not (self.stopped or isinstance(error, DriftError | owner.FencedError)):
+            self.put_down(
+                runs.append_row, self.folder.events, self.own_row("fault") | {"kind": "error", "error": str(error)}
+            )
+
+    def own_row(self, name: str) -> runs.Row:
+        return {"event": name, "step": self.state.step, "host": socket.gethostname(), "rank": self.mesh.rank}
+
+    def stop_event(self, reason: str) -> None:
+        self.stopped = True
+        self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
 
     def event(self, name: str, at: int | None = None, **facts: Any) -> None:
         step = self.state.step if at is None else at
@@ -427,8 +466,7 @@ class Trainer:
             self.disk_full = False
         except OSError as error:
             if not self.disk_full:
-                detail = f"a row could not be written ({error}); training goes on"
-                self.progress("disk", self.state.step, self.config.train.max_steps, detail)
+                self.tell("disk", f"a row could not be written ({error}); training goes on")
             self.disk_full = True
 
     # --- what is due ---
@@ -462,18 +500,14 @@ class Trainer:
         return stopping if stopping and not self.last else None
 
     def check_replicas(self) -> None:
-        """All ranks hold the same weights, to the bit; whoever does not is named, before it is validated or saved."""
-        if isinstance(self.strategy, Sharded):
-            return  # nobody holds the same as another
-        sums = [tensor.detach().double().sum() for tensor in self.strategy.agreed(self.state.model).values()]
-        prints = gather(self.mesh, torch.stack(sums).sum().item())
-        usual = max(prints, key=prints.count)
-        other = [rank for rank, found in enumerate(prints) if found != usual]
-        if other:
-            self.event("drift", ranks=other)
+        """Ranks that must hold the same weights do; whoever does not is named, before anything of it is validated or saved."""
+        drift = replicas.compare(self.strategy, self.state.model)
+        if drift:
+            hosts = [self.host_of[rank] for rank in drift.ranks]
+            self.event("drift", ranks=drift.ranks, hosts=hosts, known=drift.known)
             raise DriftError(
-                f"step {self.state.step}: rank {', '.join(map(str, other))} holds other weights than the rest: a fault of memory, "
-                f"device or network. The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
+                f"step {self.state.step}: {drift.sentence(self.host_of)}: a fault of memory, device or network. "
+                f"The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
             )
 
     def validate(self) -> bool:
@@ -498,7 +532,7 @@ class Trainer:
         self.event("validation", seconds=seconds)
         bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
         detail = f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)"
-        self.progress("validation", self.state.step, self.config.train.max_steps, detail)
+        self.tell("validation", detail)
         return self.is_best(scores)
 
     def is_best(self, scores: dict[str, Any]) -> bool:
@@ -514,65 +548,24 @@ class Trainer:
         return False
 
     def save(self, *, must: bool) -> None:
-        """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
-        start, moment = time.perf_counter(), time.time()
-        state, own = self.state, self.own_files()
-        weights = self.strategy.agreed(state.model)
-        moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
-        if not self.mesh.is_main:
-            return
-        # The one before waits for the check of the data: on a slow disk longer than the other ranks wait for this one.
-        if not must and self.writer.busy and self.data_check.running:
-            checkpoint.drop_own(own)
-            return
-        if not self.before_is_written(must=must):  # two copies at once would be too many
-            checkpoint.drop_own(own)
-            slow = RunError("the one before is still being written; raise checkpoint.every, or use a faster disk")
-            self.saving_failed(state.step, slow)
-            return
+        if must:
+            self.wait_for_data_checks()
         step, validated = self.validated
         scores = validated if step == self.state.step else {}
-        numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-        taken = checkpoint.snapshot(state, weights, moments, self.identity, numbers, own)
-        stalled = round(time.perf_counter() - start, 3)
+        self.saver.save({key: value for key, value in scores.items() if isinstance(value, float)}, must=must)
 
-        def write() -> None:
-            self.data_check.wait()  # what was learnt from damaged data is not kept
-            began = time.perf_counter()
-            written = checkpoint.write(self.folder, taken, self.description, self.data.vocabulary.path, self.generation)
-            checkpoint.prune(self.folder, self.config.checkpoint)
-            spent = round(time.perf_counter() - began, 3)
-            when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
-            self.event("checkpoint", taken.step, **when, bytes=written)
-
-        self.writer.start(write, partial(self.saving_failed, taken.step))
-
-    def before_is_written(self, *, must: bool) -> bool:
-        """A slow disk is no hang: it is waited for, but not so long that the other ranks, who wait too, give up."""
-        for _ in range(MOST_WAITS if must else 1):
-            if self.writer.finish(self.config.train.timeout_seconds / 4):
-                return True
+    def wait_for_data_checks(self) -> None:
+        """Of all hosts; a slow disk is no hang. Every rank must reach this line."""
+        while self.data_check.pending:
+            self.data_check.result()
+            if not any(gather(self.mesh, self.data_check.unsure)):
+                self.data_check.confirm()
+            time.sleep(CHECK_SECONDS)
             self.watchdog.since = time.monotonic()
-        return False
-
-    def own_files(self) -> list[Path]:
-        """What ranks have for themselves they write themselves, before the rest is written. Every rank must reach this line."""
-        try:
-            path = checkpoint.write_own(self.folder, self.state, self.strategy)
-        except (OSError, RunError) as error:
-            self.saving_failed(self.state.step, error)
-            path = None  # resumed from there, this rank takes what all agree on
-        written = gather(self.mesh, path)
-        return [path for path in written if path and path.is_file()]  # a host with a disk of its own keeps it to itself
-
-    def saving_failed(self, step: int, error: Exception) -> None:
-        self.event("checkpoint_failed", step, error=str(error))
-        detail = f"the checkpoint of step {step} could not be written ({error}); training goes on, older ones are kept"
-        self.progress("checkpoint", step, self.config.train.max_steps, detail)
 
     # --- beginnings ---
 
-    def write_facts(self, hosts: list[dict[str, Any]], *, resumed: bool) -> None:
+    def write_facts(self, hosts: list[dict[str, Any]], found: checkpoint.Found) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
         environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
@@ -580,50 +573,24 @@ class Trainer:
             self.config, hosts, self.share, self.state.model, gloo=self.mesh.device.type == "cpu"
         )
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
-        self.generation = owner.claim(self.folder)
+        self.saver.claim = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
-        lost = self.forget_lost_rows()
-        if resumed:
-            changed: dict[str, Any] = {"changed": self.changed} if self.changed else {}
-            self.event("resume", ranks=self.mesh.world, lost_steps=lost, **changed)
+        lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
+        story: dict[str, Any] = {"after": after} if after else {}
+        if found.source:
+            story |= {"changed": self.changed} if self.changed else {}
+            story |= {"damaged": list(found.damaged)} if found.damaged else {}
+            self.event("resume", ranks=self.mesh.world, lost_steps=lost, **story)
         else:  # lost steps: it was killed before its first checkpoint
-            self.event("start", ranks=self.mesh.world, **({"lost_steps": lost} if lost else {}))
+            story |= {"lost_steps": lost} if lost else {}
+            self.event("start", ranks=self.mesh.world, **story)
+        for name, problem in found.damaged.items():
+            cost = runs.step_of(Path(name)) - self.state.step
+            self.event("damaged", host=self.host_of[0], checkpoint=name, problem=problem, lost_steps=cost)
 
     def forget_lost_rows(self) -> int:
         """Take the rows of steps out that will be done again; returns how many steps these were."""
         rows = runs.read_rows(self.folder.metrics)
         runs.write_rows(self.folder.metrics, [row for row in rows if row["step"] <= self.state.step])
         return max([row["step"] for row in rows], default=self.state.step) - self.state.step
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask for a stop, with a checkpoint, within a few steps; a second one stops at once."""
-
-        since = float("inf")
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            nonlocal since
-            if self.stop_reason:
-                if time.monotonic() - since > SAME_SECONDS:
-                    signal.signal(number, signal.SIG_DFL)
-                    os.kill(os.getpid(), number)
-                return
-            since = time.monotonic()
-            self.stop_reason = STOPS[signal.Signals(number)]
-            self.progress(
-                "stopping", self.state.step, self.config.train.max_steps, "with a checkpoint; once more: at once"
-            )
-            log.warning("signal %d: stopping within %d steps", number, STOP_EVERY)
-
-        previous = {}
-        try:
-            for name in STOPS:
-                previous[name] = signal.signal(name, ask)
-        except ValueError:  # not the main thread: whoever called us owns the signals
-            pass
-        try:
-            yield
-        finally:
-            for name, handler in previous.items():
-                signal.signal(name, handler)

@@ -1,5 +1,6 @@
 """A hang is noticed: a thread watches for signs of life, and when there are none for too long it writes down where every
-thread of this rank stands and ends the process, so that whoever supervises it can start again.
+thread of this rank stands and ends the process, so that whoever supervises it can start again. The other ranks write where they
+stand when the supervisor asks them (SIGUSR1) before it ends them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL
 from dragoman.runs import Row
 
 log = logging.getLogger(__name__)
 
-HUNG = 74  # exit code of a rank that hung
 START = "start"  # all before the first step is done: reading, compiling, finding out what fits
 STARTING_SECONDS = 1800.0  # for what was never seen before
 SHORTEST_START = 300.0  # seconds; the second start of a run may find no cache where the first did
@@ -28,10 +29,10 @@ LAST_SECONDS = 10.0  # to write down where everybody stands
 
 
 class Watchdog:
-    """`beat` after every step; `section` around what takes longer than a step."""
+    """`beat` after every step; `section` around what takes longer than a step. `tell`: the section, and seconds without life."""
 
-    def __init__(self, stacks: Path, least_seconds: float):
-        self.stacks, self.least = stacks, least_seconds
+    def __init__(self, stacks: Path, least_seconds: float, tell: Callable[[str, float], None]):
+        self.stacks, self.least, self.tell = stacks, least_seconds, tell
         self.history: dict[str, list[float]] = {}
         self.where, self.since = START, time.monotonic()
 
@@ -76,6 +77,25 @@ class Watchdog:
         finally:
             stopped.set()
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A signal makes this process write where its threads stand, whatever they do; it goes on afterwards."""
+        try:
+            self.stacks.parent.mkdir(parents=True, exist_ok=True)
+            file = self.stacks.open("a", encoding="utf-8")
+        except OSError as error:  # a full disk ends no run
+            log.warning("%s could not be opened: %s", self.stacks, error)
+            yield
+            return
+        faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(STACKS_SIGNAL)
+            file.close()
+            if not self.stacks.stat().st_size:
+                self.stacks.unlink()
+
     def watch(self, stopped: threading.Event) -> None:
         while not stopped.wait(min(1.0, self.least / 4)):
             silent = time.monotonic() - self.since
@@ -87,6 +107,8 @@ class Watchdog:
         last.daemon = True
         last.start()
         log.error("no sign of life for %.0f s in section %r; stacks are in %s", silent, self.where, self.stacks)
+        with suppress(OSError):
+            self.tell(self.where, silent)
         self.stacks.parent.mkdir(parents=True, exist_ok=True)
         with self.stacks.open("a", encoding="utf-8") as file:
             file.write(f"no sign of life for {silent:.0f} s in section {self.where!r}\n")

@@ -13,6 +13,7 @@ from dragoman.monitor import host
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import sum_over_ranks
 from dragoman.training.spans import Clock, memory_bytes
+from dragoman.training.step import ANY_FINITE
 
 SPANS = ("data", "idle", "other", "forward", "backward", "communication", "exposed", "optimizer", "cpu")
 """Seconds a step, of every rank. `data`: how long the host waited for data. `idle`: how long the device waited for the host between
@@ -21,7 +22,7 @@ two steps. `backward` is without `exposed`, the part of `communication` that the
 
 @dataclass
 class Totals:
-    """Sums over one window, the loss over all ranks. Steps whose gradient was not finite are left out of loss and norm."""
+    """Sums over one window, the loss over all ranks. Steps that changed nothing are left out of loss and norm."""
 
     loss: float
     grad_norm: float  # of the last step
@@ -48,8 +49,8 @@ class Totals:
 class Window:
     """Adds up steps on the device; only `close` waits for it."""
 
-    def __init__(self, mesh: Mesh, clip_norm: float = 0.0):
-        self.mesh, self.clip_norm = mesh, clip_norm or float("inf")
+    def __init__(self, mesh: Mesh, clip_norm: float = 0.0, norm_limit: float = ANY_FINITE):
+        self.mesh, self.clip_norm, self.norm_limit = mesh, clip_norm or float("inf"), norm_limit
         self.sums = torch.zeros(6, dtype=torch.float64, device=mesh.device)
         self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped = self.sums
         self.steps = self.source_tokens = self.target_tokens = self.slots = 0
@@ -60,7 +61,7 @@ class Window:
         self.clock = Clock(mesh.device)
 
     def add(self, loss_sum: Tensor, norm: Tensor, source_tokens: int, target_tokens: int, slots: int) -> None:
-        good = torch.isfinite(norm)
+        good = norm <= self.norm_limit
         self.loss = self.loss + torch.where(good, loss_sum, 0.0)
         self.good_tokens = self.good_tokens + good * target_tokens
         self.good_steps = self.good_steps + good

@@ -1,0 +1,55 @@
+"""Ranks that hold other weights than they should are named; where nobody can tell which, that is said."""
+
+import pytest
+import torch
+from torch import nn
+
+from dragoman.parallel.mesh import Mesh
+from dragoman.training import replicas
+
+
+class Held:
+    """A strategy whose ranks must hold the same in groups."""
+
+    def __init__(self, *groups):
+        self.groups, self.mesh = groups, Mesh(0, sum(map(len, groups)), 0, torch.device("cpu"))
+
+    def replicas(self):
+        return [list(group) for group in self.groups]
+
+    def held(self, model):
+        return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("groups", "prints", "ranks", "known"),
+    [
+        ([(0, 1, 2)], "aaa", None, True),
+        ([(0, 1, 2)], "aba", [1], True),
+        ([(0, 1, 2)], "baa", [0], True),
+        ([(0, 1)], "ab", [0, 1], False),
+        ([(0, 1, 2, 3)], "abab", [0, 1, 2, 3], False),
+        ([(0, 2), (1, 3)], "abab", None, True),  # hybrid: pieces differ inside an island
+        ([(0, 2, 4), (1, 3, 5)], "ababac", [5], True),
+    ],
+)
+def test_who_drifted(monkeypatch, groups, prints, ranks, known):
+    monkeypatch.setattr(replicas, "gather", lambda mesh, own: list(prints))
+    drift = replicas.compare(Held(*groups), nn.Linear(2, 2))
+    assert (drift and drift.ranks, not drift or drift.known) == (ranks, known)
+    if ranks:
+        words = drift.sentence(dict.fromkeys(range(6), "b"))
+        assert f"{ranks[-1]} (host b)" in words
+        assert ("cannot be told" in words) == (not known)
+
+
+def test_a_fingerprint_sees_one_bit_and_weights_that_are_no_numbers():
+    model = nn.Linear(64, 64)
+    before = replicas.fingerprint(Held((0, 1)), model)
+    assert replicas.fingerprint(Held((0, 1)), model) == before
+    with torch.no_grad():
+        model.weight[3, 4] = torch.nextafter(model.weight[3, 4], torch.tensor(1e9))
+    assert replicas.fingerprint(Held((0, 1)), model) != before
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+    assert replicas.fingerprint(Held((0, 1)), model) == replicas.fingerprint(Held((0, 1)), model) == "nan"

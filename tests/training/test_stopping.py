@@ -1,0 +1,79 @@
+"""Asked to stop, all ranks stop at the same step: soon, whatever a step takes. Time limits stop a run like everything else."""
+
+import pytest
+import torch
+from support import tiny_config
+
+from dragoman import runs
+from dragoman.cli.stages import train
+from dragoman.errors import DataError, RunError
+from dragoman.parallel.mesh import Mesh
+from dragoman.training import stopping
+from dragoman.training.data_check import DataCheck
+from dragoman.training.stopping import Stopping
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(stopping.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def two_ranks(monkeypatch, *, other=""):
+    """This rank, and another one that takes as long and may have been told to stop."""
+    asked = []
+
+    def doubled(mesh, own):
+        votes = [float(other == reason) for reason in stopping.REASONS]
+        asked.append(own)
+        return [mine + theirs for mine, theirs in zip(own, [*votes, 0.0, own[-1]], strict=True)]
+
+    monkeypatch.setattr(stopping, "sum_over_ranks", doubled)
+    check = DataCheck(None, alone=False)
+    return Stopping(Mesh(0, 2, 0, torch.device("cpu")), check), check, asked
+
+
+@pytest.mark.parametrize(("seconds", "questions"), [(0.01, 7), (0.3, 17), (5.0, 50)])
+def test_slow_steps_are_asked_after_at_once_and_quick_ones_now_and_then(monkeypatch, clock, seconds, questions):
+    stop, _, asked = two_ranks(monkeypatch)
+    for step in range(101, 151):
+        clock[0] += seconds
+        assert stop.asked(step, time_is_up=False) == ""
+    assert abs(len(asked) - questions) <= 1
+
+
+def test_what_one_rank_was_told_all_do(monkeypatch, clock):
+    stop, _, _ = two_ranks(monkeypatch, other="terminated")
+    assert stop.asked(1, time_is_up=False) == "terminated"
+    assert two_ranks(monkeypatch)[0].asked(1, time_is_up=True) == "max_hours"
+
+
+def test_no_checkpoint_before_every_host_is_sure_of_its_data(monkeypatch, clock):
+    stop, check, _ = two_ranks(monkeypatch)
+    check.error = DataError("a flipped bit")
+    stop.asked(1, time_is_up=False)
+    assert check.pending
+    with pytest.raises(DataError, match="flipped"):
+        check.wait_for_all_hosts()
+    check.error = None
+    check.give_up()
+    with pytest.raises(RunError, match="before all hosts"):
+        check.wait_for_all_hosts()
+    stop, check, _ = two_ranks(monkeypatch)
+    stop.asked(1, time_is_up=False)
+    check.wait_for_all_hosts()
+    check.give_up()  # a run that ends after that keeps what it writes
+    check.wait_for_all_hosts()
+
+
+def test_a_time_limit_stops_with_a_checkpoint_and_counts_over_all_starts(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    steps = ("train.max_steps=4", "train.log_every=1")
+    assert train(tiny_config(prepared.folder, run.path, *steps, "train.max_hours=1e-9")) == "max_hours"
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(run)] == [1]
+    assert train(tiny_config(prepared.folder, run.path, *steps, "train.max_hours=1e-9"), resume=True) == "max_hours"
+    assert [runs.step_of(path) for path in runs.checkpoint_folders(run)] == [1], "its time was up before"
+    assert train(tiny_config(prepared.folder, run.path, *steps, "train.max_hours=9"), resume=True) == "max_steps"
+    resumed = [row["after"] for row in runs.read_rows(run.events) if row["event"] == "resume"]
+    assert resumed[0] == "stop: max_hours"
