@@ -1,6 +1,6 @@
 """Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
 
-    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1000]
+    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1500]
 
 Needs root and iproute2. Two parts:
 
@@ -329,8 +329,8 @@ QUALITY = [
 VALIDATIONS = 6
 SLOW_STEPS = 40
 SMALLER = [  # steps than those of the demo, and the learning rate by the root of that
-    "train.batch_tokens=1536",
-    "train.tokens_per_gpu=768",
+    "train.batch_tokens=2048",
+    "train.tokens_per_gpu=1024",
     "schedule.learning_rate=0.004",
     "checkpoint.every=100000",
     "monitor.tensorboard=false",
@@ -489,7 +489,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1500)
     names = [cell.name for cell in QUALITY]
     parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="of quality, beside ddp")
     parser.add_argument("--verbose", action="store_true")
