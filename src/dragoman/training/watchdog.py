@@ -11,6 +11,7 @@ import os
 import statistics
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -90,6 +91,9 @@ class Watchdog:
         faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
         try:
             yield
+        except RuntimeError:  # it waited for another rank until torch gave up: this is where
+            traceback.print_exc(file=file)
+            raise
         finally:
             faulthandler.unregister(STACKS_SIGNAL)
             file.close()
