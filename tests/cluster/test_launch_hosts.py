@@ -156,14 +156,18 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(start, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("fault", ["kill:rank=1,step=5", "kill:rank=0,step=5", "hang:rank=1,step=5"])
-def test_a_lost_rank_starts_all_hosts_again_to_the_same_end(start, tmp_path, fault, monkeypatch):
+def test_a_lost_rank_starts_all_hosts_again_to_the_same_end(start, tmp_path, fault):
     every = ["checkpoint.every=2", "train.max_steps=8", "train.timeout_seconds=4", "train.log_every=1"]
     start(*every, run="undisturbed")
-    monkeypatch.setenv("DRAGOMAN_FAULT", fault)
-    words = start.words(*every, options=("--restarts", "2"))
+    words = start.words(*every, options=("--restarts", "2", "--simulate-fault", fault))
     result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=180)
     assert result.returncode == 0, result.stderr
     assert "starting again, 1 of at most 2 times" in result.stderr
+    told = [row for row in runs.read_rows(tmp_path / "run" / "events.jsonl") if row["event"] in ("fault", "hang")]
+    if fault.startswith("kill"):
+        assert [(row["kind"], row["rank"]) for row in told] == [("killed", int(fault[len("kill:rank=")]))]
+    assert {row["host"] for row in told} <= {"a", "b"}
+    assert told
     assert_same(weights(tmp_path / "undisturbed", 8), weights(tmp_path / "run", 8), rtol=0, atol=0)
 
 

@@ -32,6 +32,9 @@ def test_a_host_is_lost_and_comes_back(lab, launch_watched, undisturbed, note, h
         lab.mend(host)
     assert lab.left_behind() == []
     assert f"host {host}: the connection was lost" in watched.said
+    (fault,), (resumed,) = watched.events("fault"), watched.events("resume")
+    assert (fault["kind"], fault["host"], fault["rank"]) == ("lost", host, None)
+    assert resumed["after"].startswith(f"lost: host {host}")
     assert equal(final_weights(watched.run.path), undisturbed(*STEPS))
     lost = watched.lost_steps(since)
     assert lost <= 10

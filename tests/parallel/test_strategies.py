@@ -65,6 +65,9 @@ def ran(prepared, tmp_path_factory):
         add(f"halves/{name}", STEPS, *overrides, resume=True)
     for steps, name in ((3, "int8"), (5, "streaming"), (7, "fsdp"), (9, "local_pairs")):
         add("switched", steps, *RESUMED[name], resume=steps > 3)
+    still = ["schedule.policy=fixed", "schedule.learning_rate=1e-30", "schedule.warmup_steps=0"]
+    add("patience", STEPS, *still, "validation.every=2", "validation.patience=2", "checkpoint.metric=loss")
+    add("compared", 3, "parallel.compare_every=1", *EXACT["hybrid"])
     add("fewer/local", BREAK, "model.dropout=0.0", *APPROXIMATE["local"])
     run_rounds(4, rounds, folder)
     shutil.copytree(folder / "exact" / "fsdp", folder / "fewer" / "fsdp")
@@ -116,6 +119,17 @@ def test_what_is_not_exact_is_near(ran, name):
     assert any(not reference[key].equal(other[key]) for key in reference)
     loss = [runs.read_rows(ran / "straight" / each / "metrics.jsonl")[-1]["loss"] for each in ("ddp", name)]
     assert abs(loss[0] - loss[1]) < 0.3
+
+
+def test_all_ranks_lose_patience_at_the_same_step(ran):
+    run = runs.RunFolder(ran / "patience")
+    stop = runs.read_rows(run.events)[-1]
+    assert (stop["event"], stop["reason"], stop["step"]) == ("stop", "patience", 6)
+    assert runs.step_of(runs.checkpoint_folders(run)[-1]) == 6
+
+
+def test_islands_of_pieces_hold_the_same(ran):
+    assert runs.read_rows(ran / "compared" / "events.jsonl")[-1]["reason"] == "max_steps"
 
 
 def test_pieces_of_four_ranks_go_on_as_pieces_of_two(ran):

@@ -137,7 +137,12 @@ def ended_by(events: list[runs.Row]) -> str:
         if row["event"] == "stop":
             return f"stop: {row.get('reason')}"
         if row["event"] == "fault":
-            return f"{row.get('kind')}: rank {row.get('rank')} on host {row.get('host')}: {row.get('error')}"
+            who = (
+                f"host {row.get('host')}"
+                if row.get("rank") is None
+                else f"rank {row['rank']} on host {row.get('host')}"
+            )
+            return f"{row.get('kind')}: {who}: {row.get('error')}"
         if row["event"] == "hang":
             return f"hung: rank {row.get('rank')} on host {row.get('host')}, section {row.get('section')}"
     return "no last words: killed, or the power was lost" if since else ""
