@@ -55,7 +55,10 @@ def test_each_file_of_a_checkpoint_in_turn(prepared, tmp_path, half_done, note, 
         train(tiny_config(prepared.folder, run.path, *SHORT, "train.max_steps=10"), resume=True)
         assert equal(final_weights(run.path), straight), name
         resumed = next(row for row in runs.read_rows(run.events) if row["event"] == "resume")
-        assert (resumed["step"], resumed["lost_steps"]) == (4, 2), name
+        assert (resumed["step"], resumed["lost_steps"], resumed["damaged"]) == (4, 2, ["step-00000006"]), name
+        damaged = next(row for row in runs.read_rows(run.events) if row["event"] == "damaged")
+        assert (damaged["checkpoint"], damaged["lost_steps"]) == ("step-00000006", 2)
+        assert name in damaged["problem"]
         assert run.checkpoint(6).with_name("step-00000006.damaged").is_dir()
         lost.append(resumed["lost_steps"])
     how = "truncated" if damage is truncate else "bit flipped in"
