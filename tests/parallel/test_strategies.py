@@ -14,7 +14,8 @@ from support import as_overrides, tiny_config
 from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.config import load_config
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, RunError
+from dragoman.training import checkpoint
 
 SMALL = [
     "train.tokens_per_gpu=256",
@@ -134,6 +135,28 @@ def test_islands_of_pieces_hold_the_same(ran):
 
 def test_pieces_of_four_ranks_go_on_as_pieces_of_two(ran):
     assert_same(weights(ran / "longer", 5), weights(ran / "fewer" / "fsdp", 5), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("run", "count"), [("straight/fsdp", 4), ("exact/hybrid", 2)])
+def test_every_piece_of_the_moments_is_written_by_a_rank_that_holds_it(ran, run, count):
+    """And nobody holds all of them."""
+    folder = runs.checkpoint_folders(runs.RunFolder(ran / run))[-1]
+    whole = runs.checkpoint_folders(runs.RunFolder(ran / "straight" / "ddp"))[-1] / checkpoint.OPTIMIZER
+    pieces = sorted(folder.glob("moments-*"))
+    assert [path.name for path in pieces] == [checkpoint.PIECES.format(number) for number in range(count)]
+    assert not (folder / checkpoint.OPTIMIZER).exists()
+    assert all(path.stat().st_size < 1.5 * whole.stat().st_size / count for path in pieces)
+    assert not list(folder.parent.glob("*.partial"))
+
+
+def test_a_piece_that_is_not_written_fails_the_checkpoint(tmp_path):
+    there, fails = (tmp_path / checkpoint.PIECES.format(number) for number in range(2))
+    checkpoint.write_pieces(there, {"exp_avg.x": torch.ones(3)})
+    with pytest.raises(AttributeError):
+        checkpoint.write_pieces(fails, {"exp_avg.x": None})
+    with pytest.raises(RunError, match=r"moments-00001\.safetensors was not written"):
+        checkpoint.wait_for([there, fails])
+    assert not list(tmp_path.glob("*.writing"))
 
 
 def test_four_islands_go_on_as_two_with_the_same_sentences(ran):

@@ -12,7 +12,7 @@ import typer
 
 from dragoman import runs
 from dragoman.errors import RunError
-from dragoman.report.read import ROLES
+from dragoman.report.read import role
 
 app = typer.Typer(help="List, inspect, verify, average and remove checkpoints.", no_args_is_help=True)
 
@@ -54,7 +54,7 @@ def inspect(path: AnyPath) -> None:
     tensors = {name: tensor_bytes(folder / name) for name in sizes if name.endswith(".safetensors")}
     table = Table("file", "role", "bytes", "tensors")
     for name, size in sizes.items():
-        table.add_row(name, ROLES.get(name, ""), f"{size:,}", f"{len(tensors[name]):,}" if tensors.get(name) else "")
+        table.add_row(name, role(name), f"{size:,}", f"{len(tensors[name]):,}" if tensors.get(name) else "")
     Console(highlight=False).print(table)
     total = sum(sizes.values())
     print(f"{folder}: {total:,} bytes = {total / 1e6:,.1f} MB")
@@ -68,7 +68,10 @@ def tell_parts(folder: Path, held: dict[str, int], total: int) -> None:
     expected = shape.get("weight_bytes", 0)
     parts = {
         "weights": (held.get("model.safetensors", 0), expected),
-        "moments": (held.get("optimizer.safetensors", 0), 2 * expected),
+        "moments": (
+            sum(size for name, size in held.items() if name.startswith(("optimizer.", "moments-"))),
+            2 * expected,
+        ),
         "weights of training beside their average": (held.get("weights.safetensors", 0), expected),
         "of single ranks": (sum(size for name, size in held.items() if name.startswith("own-")), 0),
     }

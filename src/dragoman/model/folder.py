@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -109,6 +111,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: missing or damaged ({error})") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """To read one tensor at a time."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: missing or damaged ({error})") from None
 

@@ -70,16 +70,18 @@ class Sharded(Strategy):
         return [list(ranks) for ranks in zip(*self.islands.ranks, strict=True)] if self.islands else []
 
     def held(self, model: nn.Module) -> Tensors:
-        own = model.state_dict()
-        return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in own.items()}
+        return self.local(model.state_dict())
+
+    def holders(self) -> list[int]:
+        return list(self.islands.ranks[0]) if self.islands else list(range(self.mesh.world))
+
+    def local(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
 
     def agreed(self, model: nn.Module) -> Tensors:
-        return self.whole(model.state_dict())
-
-    def whole(self, tensors: Tensors) -> Tensors:
         """In the memory of the host, on the main rank alone: a piece at a time is all that fits."""
         result = {}
-        for name, tensor in tensors.items():
+        for name, tensor in model.state_dict().items():
             full = uncut(tensor)  # every rank takes part, one has to keep it
             if self.mesh.is_main:
                 result[name] = full.cpu()
@@ -88,7 +90,9 @@ class Sharded(Strategy):
     def cut(self, like: Tensor, tensor: Tensor) -> Tensor:
         if not isinstance(like, DTensor):
             return tensor
-        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        cut = distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        own = cut.to_local().clone()  # or the piece keeps the whole in memory
+        return DTensor.from_local(own, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:

@@ -154,8 +154,12 @@ class Strategy:
         """A whole tensor, as this rank holds `like`."""
         return tensor
 
-    def whole(self, tensors: Tensors) -> Tensors:
-        """Tensors of the optimizer without cuts. Every rank must reach this line."""
+    def holders(self) -> list[int]:
+        """Ranks of which each holds a piece of every moment, in the order of the pieces; none where moments are not cut."""
+        return []
+
+    def local(self, tensors: Tensors) -> Tensors:
+        """Of each tensor what this rank holds."""
         return tensors
 
     @contextmanager

@@ -28,7 +28,9 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
-FOREIGN = {  # parts of the names of other systems' files
+BY_PARTS = {  # of names: files of single ranks, and those of other systems
+    "moments-": "one rank's piece of Adam's two moments, fp32",
+    "own-": "what one rank has for itself",
     ".data-": "tensors, TensorFlow's",
     ".index": "which tensor lies where",
     ".meta": "the graph",
@@ -228,7 +230,7 @@ class Checkpoint:
 
 
 def role(file: str) -> str:
-    words = (words for part, words in FOREIGN.items() if part in file)
+    words = (words for part, words in BY_PARTS.items() if part in file)
     return ROLES.get(file) or next(words, "not described by this version")
 
 

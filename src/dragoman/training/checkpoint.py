@@ -3,6 +3,7 @@
     model.safetensors  model.toml  vocabulary.model   the model folder
     optimizer.safetensors  training.json              the rest of the state
     weights.safetensors   where the model is a moving average: the weights that training goes on with
+    moments-00001.safetensors                         instead of optimizer.safetensors: a rank's piece of every moment (FSDP2)
     own-00001.safetensors                             what one rank has for itself, with some strategies
     manifest.json                                     sizes and checksums, written last
 
@@ -15,7 +16,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ from dragoman.training.state import TrainState
 log = logging.getLogger(__name__)
 
 OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
-OWN_WEIGHTS, OWN = "weights.safetensors", "own-{:05d}.safetensors"
+OWN_WEIGHTS, OWN, PIECES = "weights.safetensors", "own-{:05d}.safetensors", "moments-{:05d}.safetensors"
+PIECES_SECONDS = 600.0  # until the main rank no longer waits for what another writes
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Snapshot:
     moments: dict[str, Tensor]
     numbers: dict[str, Any]
     scores: dict[str, float]
-    own_files: list[Path]  # of ranks that have a state of their own, written already
+    own_files: list[Path]  # of ranks that have a state of their own, written already or just now
 
 
 def snapshot(
@@ -89,6 +92,47 @@ def write_own(run: runs.RunFolder, state: TrainState, strategy: Strategy) -> Pat
     return path
 
 
+def pieces(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
+    """A copy of this rank's piece of every moment; nothing where moments are not cut, or another rank has the same."""
+    if strategy.mesh.rank not in strategy.holders():
+        return {}
+    copies = host_copies(strategy.local(optim.moments(state.optimizer, state.model)))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return copies
+
+
+def piece_files(run: runs.RunFolder, step: int, strategy: Strategy) -> list[Path]:
+    """Where the pieces of a step will be: one file of every holder, in their order."""
+    folder = run.checkpoints / f"{runs.step_name(step)}.own.partial"
+    return [folder / PIECES.format(number) for number, _ in enumerate(strategy.holders())]
+
+
+def write_pieces(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Whole or not at all; where it fails, the main rank is told by a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torso = path.with_suffix(".writing")
+    try:
+        model_folder.write_tensors(torso, tensors)
+        torso.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            torso.unlink(missing_ok=True)
+            path.with_suffix(".failed").touch()
+        raise
+
+
+def wait_for(files: list[Path]) -> None:
+    until = time.monotonic() + PIECES_SECONDS
+    while missing := [path for path in files if not path.is_file()]:
+        failed = [path for path in missing if path.with_suffix(".failed").exists()]
+        if failed or time.monotonic() > until:
+            raise RunError(
+                f"{(failed or missing)[0].name} was not written; is there room on the disk, and is run.folder one for all hosts?"
+            )
+        time.sleep(0.05)
+
+
 def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """From a GPU into pinned memory, many at once; torch keeps that memory for the next time."""
     copies = {
@@ -118,10 +162,12 @@ def write_whole(
 ) -> int:
     with runs.new_folder(run.checkpoint(taken.step)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
-        model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
+        if taken.moments:
+            model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
         if taken.own_weights:
             model_folder.write_tensors(fresh / OWN_WEIGHTS, taken.own_weights)
         runs.write_json(fresh / TRAINING, taken.numbers)
+        wait_for(taken.own_files)
         for own in taken.own_files:
             own.replace(fresh / own.name)
         written_by = {"time": round(time.time(), 3), "generation": claim.generation}
@@ -210,19 +256,16 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     """Put a checkpoint into `state` and `strategy`. A run that begins to average now begins with the weights as they are."""
     parameters = dict(state.model.named_parameters())
 
-    def put(weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+    def put(weights: dict[str, Tensor], moments: Iterable[tuple[str, Tensor]]) -> None:
         whole = {name: strategy.cut(parameters[name], tensor) for name, tensor in weights.items() if name in parameters}
         model_folder.load_weights(state.model, weights | whole, checkpoint / model_folder.WEIGHTS)
-        cut = {name: strategy.cut(parameters[name.partition(".")[2]], tensor) for name, tensor in moments.items()}
+        cut = {name: strategy.cut(parameters[name.partition(".")[2]], tensor) for name, tensor in moments}
         optim.restore(state.optimizer, state.model, cut, numbers.get("updates", state.step))
 
     numbers = runs.read_json(checkpoint / TRAINING)
     state.restore_numbers(numbers)
     kept, trained = model_folder.read_weights(checkpoint), checkpoint / OWN_WEIGHTS
-    put(
-        model_folder.read_tensors(trained) if trained.exists() else kept,
-        model_folder.read_tensors(checkpoint / OPTIMIZER),
-    )
+    put(model_folder.read_tensors(trained) if trained.exists() else kept, moments_in(checkpoint))
     if state.average:
         state.average.restore(kept)
     own = read_own(checkpoint, strategy)
@@ -230,7 +273,18 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     prefix = "weights."
     weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
     if strategy.drifts and weights:
-        put(weights, {name: tensor for name, tensor in own.items() if name.startswith(optim.MOMENTS)})
+        put(weights, [(name, tensor) for name, tensor in own.items() if name.startswith(optim.MOMENTS)])
+
+
+def moments_in(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
+    """One after the other: whoever needs a piece of each never holds all of them. Pieces are rows of the whole."""
+    files = sorted(checkpoint.glob(PIECES.format(0).replace("00000", "*"))) or [checkpoint / OPTIMIZER]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(model_folder.opened(path)) for path in files]
+        names: list[str] = opened[0].keys()
+        for name in names:
+            parts = [each.get_tensor(name) for each in opened]
+            yield name, torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def read_own(checkpoint: Path, strategy: Strategy) -> dict[str, Tensor]:

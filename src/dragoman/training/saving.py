@@ -24,6 +24,7 @@ from dragoman.training.owner import Claim
 from dragoman.training.state import TrainState
 from dragoman.training.watchdog import Watchdog
 
+STILL_WRITTEN = RunError("the one before is still being written; raise checkpoint.every, or use a faster disk")
 MOST_WAITS = 60  # quarters of train.timeout_seconds that the last checkpoint waits for the one before
 
 
@@ -55,10 +56,20 @@ class Saver:
     def save(self, scores: dict[str, float], *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
         start, moment = time.perf_counter(), time.time()
+        if self.strategy.holders() and not self.all_are_ready(must=must):
+            return
         state, own = self.state, self.own_files()
         weights = self.strategy.agreed(state.model)
-        moments = self.strategy.whole(optim.moments(state.optimizer, state.model))
+        moments = {} if self.strategy.holders() else optim.moments(state.optimizer, state.model)
+        piece, files = (
+            checkpoint.pieces(state, self.strategy),
+            checkpoint.piece_files(self.folder, state.step, self.strategy),
+        )
+        own += files
         if not self.mesh.is_main:
+            if piece:
+                path = files[self.strategy.holders().index(self.mesh.rank)]
+                self.writer.start(partial(checkpoint.write_pieces, path, piece), partial(self.failed, state.step))
             return
         # The one before waits for the check of the data: on a slow disk longer than the other ranks wait for this one.
         if not must and self.writer.busy and self.data_check.pending:
@@ -66,13 +77,14 @@ class Saver:
             return
         if not self.before_is_written(must=must):  # two copies at once would be too many
             checkpoint.drop_own(own)
-            slow = RunError("the one before is still being written; raise checkpoint.every, or use a faster disk")
-            self.failed(state.step, slow)
+            self.failed(state.step, STILL_WRITTEN)
             return
         taken = checkpoint.snapshot(state, weights, moments, self.identity, scores, own)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
+            if piece:
+                checkpoint.write_pieces(files[0], piece)
             self.data_check.wait_for_all_hosts()  # what was learnt from damaged data is not kept
             began = time.perf_counter()
             assert self.claim
@@ -90,6 +102,19 @@ class Saver:
             if self.writer.finish(self.config.train.timeout_seconds / 4):
                 return True
             self.watchdog.since = time.monotonic()
+        return False
+
+    def all_are_ready(self, *, must: bool) -> bool:
+        """Where every rank writes a piece: whether all have written the one before."""
+        for _ in range(MOST_WAITS if must else 1):
+            waits_for_data = self.writer.busy and self.data_check.pending  # then for longer than it is worth
+            if all(
+                gather(self.mesh, self.writer.finish(0 if waits_for_data else self.config.train.timeout_seconds / 4))
+            ):
+                return True
+            self.watchdog.since = time.monotonic()
+        if self.mesh.is_main and not self.data_check.pending:
+            self.failed(self.state.step, STILL_WRITTEN)
         return False
 
     def own_files(self) -> list[Path]:
