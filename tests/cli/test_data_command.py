@@ -1,5 +1,6 @@
 """`dragoman data` as a user meets it."""
 
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,14 @@ def test_an_unknown_name(tmp_path):
     assert result.returncode == 2
     assert result.stderr.startswith("dragoman: wmt99-en-de: no corpus of that name")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_shortens_no_number(prepared):
+    told = dragoman(
+        "data", "inspect", str(prepared.folder), env={**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1"}
+    ).stdout
+    assert "pieces used" in told
+    assert "…" not in told.partition("Samples of what was dropped")[0].partition("misaligned")[0]
 
 
 def test_inspect_shows_text_and_writes_a_page(tmp_path):

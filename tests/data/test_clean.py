@@ -77,6 +77,25 @@ def test_languages_without_spaces_are_not_counted_in_words():
     assert reason(pair, languages=("en", "de")) == "word ratio over 4"
 
 
+def test_languages_without_spaces_have_copies_and_held_out_sentences_too():
+    cleaner = clean.cleaner_for(Clean(), ("en", "zh"), [("a sentence of the test set", "这是一个验证句子")])
+    pairs = [
+        ("你好世界你好世界", "你好世界你好世界"),
+        ("something wholly different now", "这是一个验证句子"),
+        ("ok", "好"),
+    ]
+    reasons = cleaner([(source.encode(), target.encode()) for source, target in pairs])[1]
+    assert reasons == {0: "copy of the source", 1: "in validation or test set"}
+
+
+def test_what_windows_left_is_repaired_and_what_nobody_knows_is_dropped():
+    lines = [(b"it\xc2\x92s 5 \xc2\x96 10", b"x y"), (b"what \xc2\x81 is this", b"x y")]
+    block, reasons, repaired = clean.cleaner_for(Clean(), ("en", "de"), [])(lines)
+    assert block.pair(0) == ("it’s 5 – 10", "x y")
+    assert reasons == {1: "control characters"}
+    assert repaired == {"broken encoding": 1}
+
+
 def test_repairs():
     assert mended("Die StraÃŸe in MÃ¼nchen â€“ schÃ¶n") == "Die Straße in München – schön"
     assert mended('Fish &amp; <a href="x">chips</a>&nbsp;&quot;now&#34;') == 'Fish & chips "now"'

@@ -2,10 +2,12 @@
 
 import gzip
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -14,6 +16,7 @@ from support import SENTENCES, as_overrides, config_for, dragoman, sentences, wr
 
 from dragoman import runs
 from dragoman.config import to_toml
+from dragoman.data import ray_crew
 from dragoman.data.encode import PreparedData
 from dragoman.data.prepare import prepare
 from dragoman.data.workers import Crew
@@ -45,17 +48,18 @@ def corpus(tmp_path):
     return write_corpus(tmp_path, SENTENCES + BAD)
 
 
-def expected(corpus):
-    return prepare(config_for(corpus, SHARDS, out="undisturbed"), "test", workers=1).manifest
+def expected(corpus, *more):
+    return prepare(config_for(corpus, SHARDS, *more, out="undisturbed"), "test", workers=1).manifest
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_number_of_processes_does_not_matter(corpus, workers):
-    manifest = prepare(config_for(corpus, SHARDS), "test", workers=workers).manifest
-    assert manifest == expected(corpus)
+@pytest.mark.parametrize(("workers", "more"), [(2, []), (3, ["subwords.dropout=0.2"])])
+def test_the_number_of_processes_does_not_matter(corpus, workers, more):
+    manifest = prepare(config_for(corpus, SHARDS, *more), "test", workers=workers).manifest
+    assert manifest == expected(corpus, *more)
     assert manifest["train"]["read_pairs"] == len(SENTENCES) + len(BAD)
-    other = prepare(config_for(corpus, "data.shard_pairs=1000", out="one"), "test", workers=workers).manifest
-    assert other["digest"] == manifest["digest"]  # nor does the size of shards
+    if not more:
+        other = prepare(config_for(corpus, "data.shard_pairs=1000", out="one"), "test", workers=workers).manifest
+        assert other["digest"] == manifest["digest"]  # nor does the size of shards
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -344,3 +348,19 @@ def test_on_a_ray_cluster_too(corpus):
     refused = dragoman("prepare", "tiny", *overrides, *wrong, "--engine", "ray", "--workers", "2", check=False)
     assert refused.returncode == 2
     assert "SentencePiece refuses" in refused.stderr
+
+
+def test_workers_on_a_ray_cluster_see_paths_from_where_the_command_runs(tmp_path, monkeypatch):
+    (tmp_path / "corpus.en").write_text("there", encoding="utf-8")
+    monkeypatch.chdir("/")
+    (row,) = ray_crew.as_rows(str(tmp_path), lambda: [(Path.read_text, (Path("corpus.en"),))], ())
+    monkeypatch.chdir("/")
+    answer = pickle.loads(ray_crew.done({"task": row["task"][0]})["answer"])  # noqa: S301
+    assert answer == (True, "there")
+
+
+def test_a_ray_cluster_that_does_not_answer_is_named(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(DataError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers there"):
+        ray_crew.RayCrew(1)

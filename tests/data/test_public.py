@@ -273,8 +273,10 @@ def test_corpora_of_mtdata(origin, tmp_path, monkeypatch):
         path = tmp_path / "fake" / "mtdata" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[mtdata\]'"):
-        public.find("mtdata:G-zip-1-deu-eng")
+    with monkeypatch.context() as absent:
+        absent.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[mtdata\]'"):
+            public.find("mtdata:G-zip-1-deu-eng")
     monkeypatch.syspath_prepend(tmp_path / "fake")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"), prepend=":")
     tmx = '<tmx><body><tu><tuv lang="en"><seg>one</seg></tuv><tuv lang="de"><seg>eins</seg></tuv></tu></body></tmx>'

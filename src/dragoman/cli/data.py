@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Get public corpora by name, and look into a corpus.", no_args_is_help=True)
 
-BAR_WIDTH = 30
+BAR_WIDTH, BESIDE_BARS = 30, 18  # characters: of a bar at most, and of the numbers beside each
+PIPE_WIDTH = 120
+SHORT = 16  # characters: a number, a name
 COLOURS = ("blue", "yellow")
 
 
@@ -125,6 +127,8 @@ def inspect(
     with progress.shown() as shown:
         sections = looking.inspect(path, other, shown, data)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
     for section in sections:
         tell(section, console)
     if html:
@@ -143,28 +147,30 @@ def tell(section: Section, console: Any) -> None:
     if section.bars:
         largest = max(1, *(count for _, counts in section.bars for count in counts))
         header = ["", *(cell for name in section.series for cell in (name, ""))]
-        console.print(plain_table(header, [bar_row(label, counts, largest) for label, counts in section.bars]))
+        width = max(4, min(BAR_WIDTH, console.width // len(section.series) - BESIDE_BARS))
+        console.print(plain_table(header, [bar_row(label, counts, largest, width) for label, counts in section.bars]))
 
 
-def bar_row(label: str, counts: list[int], largest: int) -> list[Any]:
+def bar_row(label: str, counts: list[int], largest: int, width: int) -> list[Any]:
     from rich.text import Text
 
     row: list[Any] = [label]
     for count, colour in zip(counts, COLOURS, strict=False):
-        eighths = round(8 * BAR_WIDTH * count / largest) or (count > 0)
+        eighths = round(8 * width * count / largest) or (count > 0)
         row += [Text("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip(), style=colour), f"{count:,}"]
     return row
 
 
 def plain_table(header: list[str], rows: list[list[Any]]) -> Any:
-    """Cells are text, never markup: sentences hold brackets."""
+    """Cells are text, never markup: sentences hold brackets. Long ones are broken; numbers and names never."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=SIMPLE_HEAD, pad_edge=False)
     for at, cell in enumerate(header):
-        grid.add_column(Text(cell), no_wrap=at == 0)
+        short = all(len(str(row[at])) <= SHORT for row in rows)
+        grid.add_column(Text(cell), no_wrap=short, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return grid

@@ -170,9 +170,15 @@ class Subwords(Section):
     """An existing SentencePiece model to use as it is, with pad 0, eos 1, bos 2, unk 3, or the .vocab beside it. Nothing is learnt
     then: the keys above have no effect."""
     dropout: Share = 0.0
-    """Training text is cut at random: the share of merges left out (BPE-dropout), or the smoothing of sampling (unigram)."""
-    variants: Positive = 1
-    """How many times the training text is encoded, each time cut at random anew; needs subwords.dropout."""
+    """Training text is cut at random: the share of merges left out (BPE-dropout), or the smoothing of sampling (unigram).
+    In as many ways as subwords.variants says, drawn once, by run.seed."""
+    variants: Count = 0
+    """How many times the training text is encoded, each time cut at random anew, so that a sentence is seen in so many ways; needs
+    subwords.dropout. 0: 8 with it, 1 without."""
+
+    @property
+    def ways(self) -> int:
+        return self.variants or (8 if self.dropout else 1)
 
 
 class Model(Section):

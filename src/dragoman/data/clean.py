@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from ftfy.fixes import fix_c1_controls
 
 from dragoman.config.schema import Clean
 from dragoman.data.corpus import Pair, RawPair, Text
@@ -119,6 +120,7 @@ def outside(least: int, most: float, measure: str) -> Filter:
 EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
 LONG: tuple[str, Filter] = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
 CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]")
+ALL_CONTROLS: tuple[str, Filter] = CONTROLS[0], lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]|[\x{80}-\x{9f}]")
 
 
 def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
@@ -129,11 +131,21 @@ def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
     return unequal_lengths
 
 
-def copied(block: Block) -> Bools:
-    return np.logical_and(bools(pc.equal(*block.sides)), block.words[0] >= COPY_FROM_WORDS)
+Spaced = tuple[bool, bool]  # whether a side's language has spaces between words
 
 
-def held_out_before(held_out: Iterable[Pair]) -> Filter:
+def counted(block: Block, spaced: Spaced) -> Ints:
+    """Words of each side; two characters are one where nothing stands between words."""
+    return np.stack([block.words[side] if spaced[side] else block.characters[side] // 2 for side in (0, 1)])
+
+
+def copied(spaced: Spaced) -> Filter:
+    return lambda block: np.logical_and(
+        bools(pc.equal(*block.sides)), counted(block, spaced).max(axis=0) >= COPY_FROM_WORDS
+    )
+
+
+def held_out_before(held_out: Iterable[Pair], spaced: Spaced) -> Filter:
     """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
     everybody's: such a pair goes only if both of its sides are held out."""
     known = [one_of(text_of(side)) for side in zip(*held_out, strict=True)]
@@ -142,7 +154,7 @@ def held_out_before(held_out: Iterable[Pair]) -> Filter:
         if not known:
             return np.zeros(len(block), np.bool_)
         found = np.stack([is_known(side) for is_known, side in zip(known, block.sides, strict=True)])
-        return np.logical_or(found[0] & found[1], either(found & (block.words >= TELLING_WORDS)))
+        return np.logical_or(found[0] & found[1], either(found & (counted(block, spaced) >= TELLING_WORDS)))
 
     return overlap
 
@@ -263,7 +275,8 @@ SPACE = Repair(
 )
 # UTF-8 read as Windows-1252 always has a letter from a lead byte before one from a continuation byte.
 ENCODING = Repair(
-    "[\xc2-\xf4][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|\ufffd", lambda text: one_space(ftfy.fix_encoding(text))
+    "[\xc2-\xf4][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|[\x80-\x9f]|\ufffd",
+    lambda text: one_space(fix_c1_controls(ftfy.fix_encoding(text))),
 )
 HTML = Repair("[&<]", without_html)
 
@@ -309,12 +322,12 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
     """What a configuration asks for, cheap filters first."""
     mending = {"broken encoding": (section.encoding, ENCODING), "HTML": (section.html, HTML)}
     repairs = {name: repair for name, (choice, repair) in mending.items() if choice == "repair"}
-    spaced = all(map(is_spaced, languages))  # else words cannot be counted
+    spaced = is_spaced(languages[0]), is_spaced(languages[1])
     characters, words = section.max_characters, section.max_words
-    word_ratio, ratio = section.max_word_ratio if spaced else 0, section.max_character_ratio
+    word_ratio, ratio = section.max_word_ratio if all(spaced) else 0, section.max_character_ratio
     filters: list[tuple[object, str, Filter]] = [
         (True, *EMPTY),
-        (section.control_characters, *CONTROLS),
+        (section.control_characters, *ALL_CONTROLS),
         (section.encoding == "drop", "broken encoding", lambda block: block.holds(LOST) | block.through(ENCODING)[1]),
         (section.encoding == "repair", "broken encoding", lambda block: block.holds(LOST)),
         (section.html == "drop", "HTML", lambda block: block.through(HTML)[1]),
@@ -322,8 +335,8 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
         (words, f"over {words:,} words", outside(0, words, "words")),
         (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
         (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),
-        (section.copies, "copy of the source", copied),
-        (section.overlap, "in validation or test set", held_out_before(held_out)),
+        (section.copies, "copy of the source", copied(spaced)),
+        (section.overlap, "in validation or test set", held_out_before(held_out, spaced)),
     ]
     checks: list[Check] = [digits_differ] if section.digits else []
     checks += [wrong_language(languages)] if section.language else []

@@ -66,7 +66,7 @@ def inspect(
         raise DataError(f"{path}: there are no lines to look at")
     sections = [size_section(found, names), length_section(found, names), ratio_section(found)]
     if prepared:
-        sections += [parts_section(prepared), vocabulary_section(prepared, found), *dropped_sections(prepared)]
+        sections += [parts_section(prepared), *vocabulary_sections(prepared, found), *dropped_sections(prepared)]
     return [*sections, oddities_section(found), suspects_section(found)]
 
 
@@ -204,8 +204,9 @@ def parts_section(data: PreparedData) -> Section:
     return Section("Prepared", ["", "pairs", "source subwords", "target subwords", "longest side"], rows)
 
 
-def vocabulary_section(data: PreparedData, found: Measured) -> Section:
-    encoded, sizes, rows = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary)), []
+def vocabulary_sections(data: PreparedData, found: Measured) -> list[Section]:
+    encoded, sizes = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary))
+    rows, lengths = [], []
     variants = data.manifest["train"].get("variants", 1)  # of every line of text
     for name, side, words, size in zip(
         SIDES, (encoded.source, encoded.target), found.sums[1].tolist(), sizes, strict=True
@@ -215,13 +216,13 @@ def vocabulary_section(data: PreparedData, found: Measured) -> Section:
             uses += np.bincount(side.ids[at : at + 2**24], minlength=size)
         tokens = len(side.ids) - len(side.ends)  # without the marks at the end of sentences
         row = [f"{np.count_nonzero(uses[UNK + 1 :]) / max(1, size - UNK - 1):.1%}", f"{1e3 * uses[UNK] / tokens:.3f}"]
-        rows.append([name, *row, f"{tokens / max(1, words * variants):.2f}", *spread(side.lengths - 1, "{:,.0f}")])
-    header = ["", "pieces used", "unknown per 1,000", "subwords a word", *spread_header()]
-    return Section(
-        f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces, and subwords a sentence",
-        header,
-        rows,
-    )
+        rows.append([name, *row, f"{tokens / max(1, words * variants):.2f}"])
+        lengths.append([name, *spread(side.lengths - 1, "{:,.0f}")])
+    title = f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces"
+    return [
+        Section(title, ["", "pieces used", "unknown per 1,000", "subwords a word"], rows),
+        Section("Subwords a sentence", ["", *spread_header()], lengths),
+    ]
 
 
 def dropped_sections(data: PreparedData) -> list[Section]:
@@ -235,14 +236,15 @@ def dropped_sections(data: PreparedData) -> list[Section]:
         sections.append(Section("By corpus", ["corpus", "", "pairs", "of those read"], by_corpus))
     if repaired := account(train, "repaired"):
         sections.append(Section("Repaired", ["what", "pairs", "of those read"], repaired))
-    shown: Counter[str] = Counter()
-    samples = []
+    shown: Counter[tuple[str, str]] = Counter()
+    samples, header = [], [*(["corpus"] if len(corpora) > 1 else []), "reason", "line", *SIDES]
     for row in runs.read_rows(data.folder / "samples.jsonl"):
-        shown[str(row.get("reason"))] += 1
-        if shown[str(row.get("reason"))] <= SAMPLES_PER_REASON:
-            samples.append([clipped(str(row.get(key, ""))) for key in ("reason", "line", *SIDES)])
+        kind = str(row.get("corpus")), str(row.get("reason"))
+        shown[kind] += 1
+        if shown[kind] <= SAMPLES_PER_REASON:
+            samples.append([clipped(str(row.get(key, ""))) for key in header])
     if samples:
-        sections.append(Section("Samples of what was dropped", ["reason", "line", *SIDES], samples))
+        sections.append(Section("Samples of what was dropped", header, samples))
     return sections
 
 

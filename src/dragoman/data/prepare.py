@@ -201,7 +201,7 @@ class Preparation:
             self.progress(f"joining {part}", 0, 0, "")
             join(self.folder, self.encoded, part, encoded[part])
             manifest[part] = described(self.folder, part, cleaned[part], encoded[part])
-            manifest[part]["variants"] = self.config.subwords.variants if part == "train" else 1
+            manifest[part]["variants"] = self.config.subwords.ways if part == "train" else 1
             if data.tokenized:
                 check_known(part, manifest[part])
         runs.write_rows(self.folder / SAMPLES_FILE, samples([*cleaned["train"], *encoded["train"]]))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from dragoman.data.workers import Crew, Task, Tasks
-from dragoman.errors import Unfinished, require_extra
+from dragoman.errors import DataError, Unfinished, require_extra
 
 
 class RayCrew(Crew):
@@ -22,8 +24,13 @@ class RayCrew(Crew):
         self.ray = require_extra("ray", "ray", "--engine ray")
         self.data = require_extra("ray.data", "ray", "--engine ray")
         address = os.environ.get("RAY_ADDRESS")
-        own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "num_cpus": size}
-        self.ray.init(**({"address": address} if address else own), logging_level="ERROR", log_to_driver=False)
+        own = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "num_cpus": size}
+        if address:
+            require_answer(address)
+        try:
+            self.ray.init(**({"address": address} if address else own), logging_level="ERROR", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise DataError(f"Ray does not start: {str(error).splitlines()[0]}") from None
         super().__init__(max(1, int(self.ray.cluster_resources().get("CPU", 1))))
         context = self.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
@@ -34,7 +41,8 @@ class RayCrew(Crew):
         self.ray.shutdown()
 
     def results(self, tasks: Tasks, *arguments: Any) -> Iterator[Any]:
-        read = self.data.range(1).map_batches(lambda _: as_rows(tasks, arguments), batch_size=None, num_cpus=0)
+        here = str(Path.cwd())
+        read = self.data.range(1).map_batches(lambda _: as_rows(here, tasks, arguments), batch_size=None, num_cpus=0)
         try:
             for row in read.map(done, num_cpus=1).iter_rows():
                 well, value = pickle.loads(row["answer"])  # noqa: S301  # from our own workers
@@ -52,13 +60,25 @@ def alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Task
     return [(function, arguments)]
 
 
-def as_rows(tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[dict[str, list[bytes]]]:
-    """One row a task. What goes wrong while reading becomes the last task."""
+def require_answer(address: str) -> None:
+    """Ray itself waits for minutes, without a word."""
+    host, _, port = address.rpartition("://")[2].partition(":")
+    if not port.isdigit():  # "auto", "local"
+        return
     try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise DataError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error})") from None
+
+
+def as_rows(here: str, tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[dict[str, list[bytes]]]:
+    """One row a task, whose paths are seen from `here`. What goes wrong while reading becomes the last task."""
+    try:
+        os.chdir(here)
         for task in tasks(*arguments):
-            yield {"task": [pickle.dumps(task)]}
+            yield {"task": [pickle.dumps((here, *task))]}
     except Exception as error:  # a border: it is raised again on the other side
-        yield {"task": [pickle.dumps((raised, (error,)))]}
+        yield {"task": [pickle.dumps(("/", raised, (error,)))]}
 
 
 def raised(error: Exception) -> None:
@@ -67,8 +87,9 @@ def raised(error: Exception) -> None:
 
 def done(row: dict[str, Any]) -> dict[str, bytes]:
     """Whether a task went well, and its result or what went wrong."""
-    function, arguments = pickle.loads(row["task"])  # noqa: S301  # from our own main process
+    here, function, arguments = pickle.loads(row["task"])  # noqa: S301  # from our own main process
     try:
+        os.chdir(here)
         answer = True, function(*arguments)
     except Exception as error:  # a border, too
         answer = False, error

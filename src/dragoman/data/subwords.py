@@ -233,7 +233,7 @@ def cutter_for(part: str, config: Config, vocabulary: Vocabulary) -> Cutter:
     if part != "train":
         return Cutter(vocabulary, config.data.tokenized)
     section = config.subwords
-    return Cutter(vocabulary, config.data.tokenized, section.dropout, section.variants, config.run.seed)
+    return Cutter(vocabulary, config.data.tokenized, section.dropout, section.ways, config.run.seed)
 
 
 def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
