@@ -15,7 +15,7 @@ from made_runs import Gpu, Made, settling
 from dragoman.report import diagnose, load_run
 from dragoman.report.findings import findings
 from dragoman.report.learning_questions import has_diverged
-from dragoman.report.machine import waits
+from dragoman.report.machine import straggler, waits
 from dragoman.report.render import render_markdown
 
 GPUS: dict[str, Any] = {"gpu": Gpu()}
@@ -145,6 +145,10 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     ),
     "cores shared with others": ({"granted": 0.4}, "compute", {4: "^No GPU"}, ("The cores were busy with other work",)),
     "a straggler among four GPUs": ({**TWO, "slow": {2: 1.5}}, "ranks", {5: "^No, "}, (r"Rank 2 \(host1\) is a straggler",)),
+    "a straggler among two": ({"ranks": 2, "slow": {1: 1.35}}, "ranks", {}, (r"Rank 1 \(host0\) is a straggler",)),
+    "a slow host of two GPUs": (
+        {**TWO, "slow": {2: 1.4, 3: 1.4}}, "ranks", {5: "^No, .*waiting for a slower rank bounds the step"}, (r"Host host1 is a straggler",),
+    ),
     "ranks that differ by chance": ({**TWO, "jitter": 0.04}, "compute", {}, ()),
     "throttled by heat": ({"gpu": Gpu(clock=900.0, reasons=["hardware_thermal"])}, "compute", {},
         (r"host0 GPU 0 was throttled \(hardware thermal\) for 100.0 %",)),
@@ -241,6 +245,25 @@ def test_every_verdict_is_right(name: str, tmp_path: Path) -> None:
     assert surplus == [], "nothing is found that was not put in"
 
 
+STRAGGLERS = {  # name -> times as fast as without the slow ones: 0.3 s of both passes and 0.012 s beside them
+    "a straggler by CPU limit": (1.8 * 0.3 + 0.012) / 0.312,
+    "a straggler among four GPUs": (1.5 * 0.3 + 0.012) / 0.312,
+    "a straggler among two": (1.35 * 0.3 + 0.012) / 0.312,
+    "a slow host of two GPUs": (1.4 * 0.3 + 0.012) / 0.312,
+}
+
+
+@pytest.mark.parametrize("name", STRAGGLERS)
+def test_the_gain_without_a_straggler_is_told_once(name: str, tmp_path: Path) -> None:
+    """The straggler itself waits for nobody: a mean over all ranks would tell too little."""
+    record = load_run(Made(tmp_path / "run", **CASES[name][0]).write())
+    found, slow = waits(record), straggler(record)
+    assert found.without("ranks") == pytest.approx(STRAGGLERS[name], rel=0.03)
+    assert slow is not None
+    assert slow.cost == pytest.approx(found.causes["ranks"], abs=0.03)
+    assert slow.phase == "backward"
+
+
 RECORDED: dict[str, tuple[str, dict[int, str], tuple[str, ...]]] = {
     # folder in recorded/: (what bounds the step, question -> what its verdict must match, findings that must be there)
     "two-hosts-1-gbit": ("network", {4: "^No GPU", 5: r"^Yes, .*19.9 MB a step.*The path carried 7\d.\d MB/s = 5\d\d Mbit/s"}, ()),
@@ -273,9 +296,31 @@ def test_no_unit_is_ambiguous(name: str, tmp_path: Path) -> None:
     assert "Gbit/s" in text or "Mbit/s" in text
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def test_the_docs_list_every_case() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in (*CASES, *RECORDED) if f"| {name} |" not in docs] == []
+    all_of_them = len(CASES) + len(RECORDED)
+    counted = f"{all_of_them} of {all_of_them} right: {len(CASES)} constructed, {len(RECORDED)} recorded"
+    assert counted in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_rates_in_the_docs_are_the_same_in_bytes_and_bits() -> None:
+    rate = re.compile(r"([\d,.]+) ([kMG])B/s = ([\d,.]+) ([kMG])bit/s")
+    scales = {"k": 1e3, "M": 1e6, "G": 1e9}
+    found = []
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for number, scale, bits, bit_scale in rate.findall(file.read_text(encoding="utf-8")):
+            in_bytes, in_bits = (float(text.replace(",", "")) for text in (number, bits))
+            found.append(
+                (file.name, in_bytes * scales[scale] * 8, in_bits * scales[bit_scale], 0.05 * scales[scale] * 8)
+            )
+    assert len(found) > 3
+    assert [each for each in found if abs(each[1] - each[2]) > each[3] + 0.005 * each[2]] == [], (
+        "rounding explains less"
+    )
 
 
 def test_losses_of_single_batches_are_not_taken_for_a_divergence(tmp_path):

@@ -42,7 +42,7 @@ def bottleneck(record: RunRecord) -> Found:
     remedies = {
         "network": "send less (fewer, larger steps; gradients in 16 bit; fewer exchanges), use a faster link, or fewer hosts",
         "exchange": "fewer ranks with more work each, or gradients in 16 bit; GPUs: see whether they reach each other directly (NVLink)",
-        "ranks": "find out why that rank is slower (see below), or leave its host out",
+        "ranks": "find out why it is slower (see below), or leave its host out",
         "data": "put the prepared data on a local disk, and look at the CPU and the disk of the hosts",
         "host": "make steps larger (train.batch_tokens), turn on train.compile, keep other work off the host's cores",
     }
@@ -64,8 +64,8 @@ def slow_rank(record: RunRecord) -> Found:
     usual = "look for a CPU limit, other work, or a hot or slower device on that host"
     remedy = "look at the disk and the loader of that host" if found.phase == "idle" else usual
     cause += f"; it costs the others {units.percent(found.cost)} of every step"
-    title = f"Rank {found.rank} ({found.host or 'host not recorded'}) is a straggler"
-    yield Finding(SERIOUS if found.cost > machine.MUCH else WORTH, title, cause, remedy)
+    severity = SERIOUS if found.cost > machine.MUCH else WORTH
+    yield Finding(severity, f"{found.name} is a straggler", cause, remedy)
 
 
 def stalls(record: RunRecord) -> Found:

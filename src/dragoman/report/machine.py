@@ -58,7 +58,7 @@ class Waits(NamedTuple):
 
     step: float
     network: float  # the rank that had to wait least still waited that long for gradients
-    ranks: float  # what the others waited longer: for a slower rank
+    ranks: float  # what the rank that waits most waits longer than that: for a slower one, which itself does not wait
     data: float
     host: float  # a GPU had nothing to do, and not because of data
     inside: bool  # one host: its ranks exchange gradients without a network
@@ -95,13 +95,20 @@ def waits(record: RunRecord) -> Waits:
     on_gpu = text(record.environment, "device") == "cuda"
     step = statistics.median(window.seconds for window in found)
     network = statistics.median(min(window.ranks["exposed"]) for window in found)
-    ranks = statistics.median(window.mean("exposed") - min(window.ranks["exposed"]) for window in found)
+    ranks = longest_wait(found)
     data = statistics.median(exposed_data(window) for window in found)
     gaps = statistics.median(window.mean("idle") for window in found) - data
     host = max(0.0, gaps, unseen_gaps(record, found, step) - data) if on_gpu else 0.0
     strategy = record.config.parallel.strategy if record.config else "ddp"
     untimed = strategy in UNTIMED and len(found[0].ranks["idle"]) > 1
     return Waits(step, network, ranks, data, host, len(record.hosts) == 1, untimed)
+
+
+def longest_wait(found: list[Window]) -> float:
+    """Of the rank that usually waits most for another rank. By rank, because chance makes every rank the slowest at times."""
+    for_ranks = [[wait - min(window.ranks["exposed"]) for wait in window.ranks["exposed"]] for window in found]
+    by_rank = zip(*for_ranks, strict=False)  # a resume may bring other ranks
+    return max(float(statistics.median(waits)) for waits in by_rank)
 
 
 def exposed_data(window: Window) -> float:
@@ -120,38 +127,56 @@ def unseen_gaps(record: RunRecord, found: list[Window], step: float) -> float:
 
 
 class Straggler(NamedTuple):
-    rank: int
+    ranks: list[int]  # one, or all of a host
     host: str
     slower: float  # times as long as the median of the others
     share: float  # of windows in which it was the last
     cost: float  # share of a step that the others wait for it
     phase: str  # where it loses most
 
+    @property
+    def name(self) -> str:
+        where = self.host or "host not recorded"
+        return f"Rank {self.ranks[0]} ({where})" if len(self.ranks) == 1 else f"Host {where}"
+
 
 @once
 def straggler(record: RunRecord) -> Straggler | None:
-    """A rank that is slower than the others nearly always. Step time cannot tell who: all take the same; but the slowest has
-    the least to wait."""
+    """A host, or else a rank, that is slower than the others nearly always. Step time cannot tell who: all take the same; but
+    the slowest has the least to wait."""
     found = windows(record)
-    if not found or len(found[0].ranks["idle"]) < 2:
-        return None
-    own = [[window.own(rank) for rank in range(len(window.ranks["idle"]))] for window in found]
+    world = len(found[-1].ranks["idle"]) if found else 0
+    found = [window for window in found if len(window.ranks["idle"]) == world]  # others are from before a resume
+    hosts = [[rank for rank in row.get("ranks") or [] if rank < world] for row in record.hosts]
+    whole = [ranks for ranks in hosts if len(ranks) > 1] if sum(map(len, hosts)) == world else []
+    for groups in (whole, [[rank] for rank in range(world)]):
+        slow = slowest_group(found, groups) if len(groups) > 1 else None
+        if slow:
+            host = next((text(row, "host") for row in record.hosts if slow.ranks[0] in row.get("ranks", [])), "")
+            return slow._replace(host=host)
+    return None
+
+
+def slowest_group(found: list[Window], groups: list[list[int]]) -> Straggler | None:
+    """Groups of ranks against each other; half of a group at least has to be slow."""
+    own = [[statistics.median_low(map(window.own, group)) for group in groups] for window in found]
     last = [times.index(max(times)) for times in own]
-    rank = statistics.mode(last)
-    others = [statistics.median([*times[:rank], *times[rank + 1 :]]) for times in own]
-    slower = statistics.median(times[rank] / max(other, 1e-9) for times, other in zip(own, others, strict=True))
-    share = last.count(rank) / len(last)
-    late = [times[rank] - other for times, other in zip(own, others, strict=True)]
+    at = statistics.mode(last)
+    others = [statistics.median([*times[:at], *times[at + 1 :]]) for times in own]
+    slower = statistics.median(times[at] / max(other, 1e-9) for times, other in zip(own, others, strict=True))
+    share = last.count(at) / len(last)
+    late = [times[at] - other for times, other in zip(own, others, strict=True)]
     cost = statistics.median(wait / window.seconds for wait, window in zip(late, found, strict=True))
     if slower < 1.15 or share < 0.75 or cost < 0.05:
         return None
+    rest = [rank for group in groups if group is not groups[at] for rank in group]
 
     def excess(phase: str) -> float:
-        return statistics.fmean(window.ranks[phase][rank] - statistics.median(window.ranks[phase]) for window in found)
+        sides = [[[window.ranks[phase][rank] for rank in side] for side in (groups[at], rest)] for window in found]
+        return statistics.fmean(statistics.fmean(slow) - statistics.median(usual) for slow, usual in sides)
 
     phase = max((name for name in PHASES if name != "exposed"), key=excess)
-    host = next((text(row, "host") for row in record.hosts if rank in row.get("ranks", [])), "")
-    return Straggler(rank, host, slower, share, cost, phase)
+    return Straggler(groups[at], "", slower, share, cost, phase)
 
 
 # --- network -----------------------------------------------------------------------------------------------
