@@ -220,6 +220,29 @@ def test_reports_d_and_e_misread_seconds_and_the_learning_rate() -> None:
         assert "9.88" in verdicts(record)[6] or "0.000988" in verdicts(record)[6]
 
 
+@pytest.mark.parametrize(
+    ("name", "needs"), [("c", "at every step of 0.590 s, 619.1 MB/s = 4.95 Gbit/s"), ("e", "215.6 MB/s = 1.73 Gbit/s")]
+)
+def test_reports_c_and_e_are_not_cleared_of_the_network(name: str, needs: str, tmp_path: Path) -> None:
+    said = verdicts(import_run(REFERENCE / f"{name}.toml"))
+    assert said[5].startswith("Cannot be told, exposed communication is not recorded; but 365.3 MB must leave a host")
+    assert needs in said[5]
+    assert said[11] == f"Not recorded: stated figures ({name}.toml) does not tell."
+
+
+@pytest.mark.parametrize("gpu", ["", "[gpu]\nutilization_percent = 100\npower_watts = 48\npower_limit_watts = 250\n"])
+def test_ranks_and_hosts_that_nobody_stated_are_not_made_up(tmp_path: Path, gpu: str) -> None:
+    facts = re.sub(r"(ranks|hosts) = .*\n", "", (REFERENCE / "c.toml").read_text()) + gpu
+    (tmp_path / "stated.toml").write_text(facts)
+    record = import_run(tmp_path / "stated.toml")
+    said = verdicts(record)
+    assert [said[number] for number in (5, 11)] == ["Not recorded: stated figures (stated.toml) does not tell."] * 2
+    assert said[4].startswith("No, in spite of 100.0 % utilisation" if gpu else "Not recorded")
+    page = write(record)[1].read_text()
+    assert "no GPU" not in page
+    assert "1970" not in page
+
+
 @pytest.mark.parametrize("name", "abcde")
 def test_every_reference_run_makes_a_page(name: str, tmp_path: Path) -> None:
     (tmp_path / "stated.toml").write_text((REFERENCE / f"{name}.toml").read_text())

@@ -178,3 +178,11 @@ def test_figures_of_the_markdown_are_whole_files_beside_it(story: Write) -> None
     for link in links:
         svg = ElementTree.parse(folder / link).getroot()
         assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_torn_description_of_the_machine_is_not_called_missing(story: Write) -> None:
+    folder = story(steps=10)
+    (folder / "environment.json").write_text('{"torch": "2')
+    page = render_html(load_run(folder), {})
+    assert "environment.json is missing" not in page
+    assert re.search(r"Not recorded: environment.json (cannot be read|is empty or torn)", page)

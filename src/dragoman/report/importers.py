@@ -192,29 +192,34 @@ def stated(path: Path, record: RunRecord) -> None:
     """A table of figures that somebody wrote down about a run, `[read]` what was read off screens, `[said]` answers that were given."""
     facts = tomllib.loads(path.read_text(encoding="utf-8"))
     record.stated = facts
-    ranks, hosts, steps = int(facts.get("ranks", 1)), int(facts.get("hosts", 1)), int(facts["steps"])
+    steps, ranks, parameters, gpu = int(facts["steps"]), facts.get("ranks"), facts.get("parameters"), facts.get("gpu")
     if "preset" in facts:
         record.config = load_config(facts["preset"])
-    per_host = max(1, ranks // hosts)
-    parameters, gpu = facts.get("parameters"), facts.get("gpu", {})
-    describe = {
-        "gpus": [{"power_limit_watts": gpu.get("power_limit_watts")}] * per_host if gpu else [],
-        "interfaces": [],
+    places = stated_hosts(facts.get("hosts", 1 if gpu else 0), ranks, gpu)
+    ring = 8 * (ranks - 1) * parameters // ranks if parameters and ranks else None
+    record.environment = {"world_size": ranks, "device": "cuda" if gpu else "", "hosts": places}
+    record.environment |= {
+        "model": {"parameters": parameters},
+        "exchange": {"strategy": "ring", "wire": "fp32", "sent_bytes": ring},
     }
-    places: list[Row] = [
-        {"host": f"node {at + 1}", "ranks": list(range(at * per_host, (at + 1) * per_host)), **describe}
-        for at in range(hosts)
-    ]
-    model, ring = ({"parameters": parameters}, 8 * (ranks - 1) * parameters // ranks) if parameters else ({}, None)
-    record.environment = {"world_size": ranks, "device": "cuda" if gpu else "", "hosts": places, "model": model}
-    record.environment["exchange"] = {"strategy": "ring", "wire": "fp32", "sent_bytes": ring}
     took, pace = (seconds_of(facts.get(key)) for key in ("duration", "step_time"))
     row: Row = {"kind": "train", "step": steps, "step_seconds": pace, "time": took or 0.0}
     fill(record, [row, *({"kind": "valid", **valid} for valid in facts.get("validation", []))])
     if gpu:
-        sample = {"time": row["time"], "gpus": [gpu] * per_host}
-        record.telemetry = {place["host"]: [sample] for place in places}
+        record.telemetry = {
+            place["host"]: [{"time": row["time"], "gpus": [gpu] * len(place["gpus"])}] for place in places
+        }
     ran(record, 0.0, took)
+
+
+def stated_hosts(hosts: int, ranks: int | None, gpu: Row | None) -> list[Row]:
+    """As many as were told, alike; nothing is told of what nobody stated."""
+    each = max(1, ranks // hosts) if ranks and hosts else None
+    facts: Row = {"gpus": [{"power_limit_watts": gpu.get("power_limit_watts")}] * (each or 1)} if gpu else {}
+    return [
+        {"host": f"node {at + 1}", **({"ranks": list(range(at * each, (at + 1) * each))} if each else {}), **facts}
+        for at in range(hosts)
+    ]
 
 
 # --- what all have in common -------------------------------------------------------------------------------

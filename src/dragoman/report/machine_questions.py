@@ -156,7 +156,7 @@ def network(record: RunRecord) -> Answer:
     end of the backward pass, when only the exchange was left to wait for; of the rank that waited least, because the others may
     be waiting for that rank. 1 byte = 8 bit."""
     world = number(record.environment, "world_size")
-    if world is not None and len(record.hosts) == 1:
+    if world is not None and record.one_host:
         return Answer(5, inside_one_host(record, world), [("Hosts", "1"), *bound_evidence(record)])
     if not record.spans:
         return network_by_arithmetic(record)
@@ -264,7 +264,7 @@ def step_and_network(record: RunRecord) -> Answer:
     """Pearson's r over the windows of metrics, with its 90 % interval: of mean step time with bytes sent a second by the host that sent
     most, with bytes a step, and with exposed communication. Where every step sends the same bytes, a slower step sends them at a lower
     rate: r with the rate is then negative by arithmetic and says nothing about the cause. Exposed communication is time, and does."""
-    if len(record.hosts) == 1:
+    if record.one_host:
         return Answer(11, "Not at all: there is one host, and no traffic between nodes.", [("Hosts", "1")])
     waits, found = machine.waits(record), machine.windows(record)
     host = max(machine.traffic(record), key=lambda one: one.sent_per_s, default=None)

@@ -139,6 +139,11 @@ class RunRecord:
     def hosts(self) -> list[Row]:
         return sections(self.environment, "hosts")
 
+    @property
+    def one_host(self) -> bool:
+        """Whether it is known that there was no other."""
+        return len(self.hosts) == 1 and (not self.stated or "hosts" in self.stated)
+
     def aligned(self, host: str, rows: list[Row]) -> list[Row]:
         """Samples by the clock of the main rank's host."""
         ahead = next((number(row, "clock_offset_seconds") for row in self.hosts if row.get("host") == host), None)

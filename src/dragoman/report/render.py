@@ -19,7 +19,7 @@ from dragoman.report.measures import last_step
 from dragoman.report.questions import answers
 from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
-from dragoman.runs import step_of
+from dragoman.runs import Row, step_of
 
 Figures = dict[str, str]
 MOST_ROWS = 200  # of a table
@@ -81,6 +81,7 @@ def page(record: RunRecord) -> dict[str, Any]:
         "checkpoints": checkpoints(record),
         "machine": machine(record),
         "gaps": list(record.missing.values()),
+        "no_machine": record.missing.get("environment.json", f"{record.origin} does not tell"),
     }
 
 
@@ -105,7 +106,8 @@ def summary(record: RunRecord) -> str:
         text(environment, "precision"),
     ]
     known = [part for part in parts if part and units.NOT_RECORDED not in part]
-    return ", ".join(known) or "What it was is not recorded (no environment.json, no data.json)"
+    gaps = "; ".join(record.missing[name] for name in ("environment.json", "data.json") if name in record.missing)
+    return ", ".join(known) or f"What it was is not recorded ({gaps or f'{record.origin} does not tell'})"
 
 
 def final_scores(record: RunRecord) -> list[tuple[str, str, str]]:
@@ -179,6 +181,14 @@ def checkpoints(record: RunRecord) -> Table:
     return shortened(("Step", "Size", "Training stood still", "Written in", "Validation loss (nats)", "Kept"), rows)
 
 
+def cards(host: Row) -> str:
+    found = sections(host, "gpus")
+    names = ", ".join(filter(None, (text(gpu, "name") for gpu in found)))
+    if "gpus" not in host:
+        return f"GPUs {units.NOT_RECORDED}"
+    return f"GPUs {names}" if names else units.plural(len(found), "GPU") if found else "no GPU"
+
+
 def machine(record: RunRecord) -> Evidence:
     names = {"started": "Started", "dragoman": "dragoman", "python": "Python", "torch": "PyTorch", "device": "Device"}
     names |= {"device_name": "Device name", "world_size": "Ranks", "backend": "Backend"}
@@ -186,13 +196,13 @@ def machine(record: RunRecord) -> Evidence:
     found = {label: text(record.environment, key) for key, label in names.items()}
     rows = [(label, {"True": "yes", "False": "no"}.get(value, value)) for label, value in found.items() if value]
     for host in sections(record.environment, "hosts"):
-        ranks, gpus = host.get("ranks"), ", ".join(text(gpu, "name") for gpu in sections(host, "gpus"))
+        ranks = host.get("ranks")
         parts = [
             f"ranks {', '.join(map(str, ranks))}" if isinstance(ranks, list) else "",
             text(host, "cpu"),
             units.count(number(host, "cores"), "cores"),
             f"memory {units.size(number(host, 'memory_bytes'))}",
-            f"GPUs {gpus}" if gpus else "no GPU",
+            cards(host),
             f"links {links(host)}",
         ]
         rows.append((f"Host {text(host, 'host')}", "; ".join(filter(None, parts))))

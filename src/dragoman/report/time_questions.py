@@ -32,9 +32,12 @@ def duration(record: RunRecord) -> Answer:
         verdict += "how much of it was training is not recorded"
     else:
         verdict += f"{units.duration(split.training)} of it went into {units.plural(steps, 'training step')}"
+    begin, end = (  # what is imported without a clock begins at 0
+        units.moment(time) if split.started else units.NOT_RECORDED for time in (split.started, split.ended)
+    )
     evidence = [
-        ("Start", units.moment(split.started)),
-        ("Stop" if split.stop_reason else "Last sign of life", units.moment(split.ended)),
+        ("Start", begin),
+        ("Stop" if split.stop_reason else "Last sign of life", end),
         ("Why it stopped", why_it_stopped(record)),
         ("Wall clock", units.duration(split.wall)),
         *((name, f"{units.duration(value)} ({units.percent(value / split.wall)})") for name, value in split.parts),
