@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -321,6 +322,13 @@ def test_rates_in_the_docs_are_the_same_in_bytes_and_bits() -> None:
     assert [each for each in found if abs(each[1] - each[2]) > each[3] + 0.005 * each[2]] == [], (
         "rounding explains less"
     )
+
+
+@pytest.mark.parametrize(("example", "name"), [("h200", "h200"), ("two-hosts", "two-hosts-100-mbit")])
+def test_the_examples_say_what_the_report_says_today(example: str, name: str) -> None:
+    shown = json.loads((ROOT / "docs" / "examples" / example / "report.json").read_text(encoding="utf-8"))
+    today = diagnose(Path(__file__).parent / "recorded" / name)
+    assert [each["verdict"] for each in shown["answers"]] == [answer.verdict for answer in today]
 
 
 def test_losses_of_single_batches_are_not_taken_for_a_divergence(tmp_path):

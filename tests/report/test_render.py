@@ -185,4 +185,4 @@ def test_a_torn_description_of_the_machine_is_not_called_missing(story: Write) -
     (folder / "environment.json").write_text('{"torch": "2')
     page = render_html(load_run(folder), {})
     assert "environment.json is missing" not in page
-    assert re.search(r"Not recorded: environment.json (cannot be read|is empty or torn)", page)
+    assert re.search(r"Not recorded</t[hd]>\s*<td[^>]*>environment.json (cannot be read|is empty or torn)", page)

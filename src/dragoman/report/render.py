@@ -81,7 +81,6 @@ def page(record: RunRecord) -> dict[str, Any]:
         "checkpoints": checkpoints(record),
         "machine": machine(record),
         "gaps": list(record.missing.values()),
-        "no_machine": record.missing.get("environment.json", f"{record.origin} does not tell"),
     }
 
 
@@ -206,4 +205,4 @@ def machine(record: RunRecord) -> Evidence:
             f"links {links(host)}",
         ]
         rows.append((f"Host {text(host, 'host')}", "; ".join(filter(None, parts))))
-    return rows
+    return rows or [("Not recorded", record.missing.get("environment.json", f"{record.origin} does not tell"))]
