@@ -57,6 +57,7 @@ def test_fairseq_log_counts_in_bits() -> None:
     assert record.valid_rows[0]["loss"] == pytest.approx(9.0 * math.log(2))
     assert record.valid_rows[0]["bleu"] == 1.5
     assert verdicts(record)[1].startswith("2 min 2 s from start to stop")
+    assert "an average one took 0.400 s (0.610 s with validation" in verdicts(record)[10], "122 s over 200 steps"
 
 
 def test_fairseq_log_in_json_says_the_same(tmp_path: Path) -> None:
@@ -99,7 +100,9 @@ def test_hugging_face_state(tmp_path: Path) -> None:
     assert [row["loss"] for row in record.valid_rows] == [3.2, 2.9]
     assert record.train_rows[-1]["learning_rate"] == 0.0
     assert verdicts(record)[1].startswith("3 min 20 s from start to stop")
-    assert "an average one took 0.500 s" in verdicts(record)[10]
+    assert "an average one took 0.448 s (0.500 s with validation" in verdicts(record)[10], (
+        "20.9 s of 200 s were evaluation"
+    )
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "trainer_state.json").write_text((LOGS / "trainer_state.json").read_text())
     assert import_run(tmp_path / "out").valid_rows == record.valid_rows
@@ -178,6 +181,7 @@ def test_report_a_and_b_agree_and_did_not_know_it() -> None:
     said = verdicts(import_run(REFERENCE / "a.toml"))
     assert said[9].startswith("730.9 MB (697.0 MiB), 12 bytes a parameter: fp32 weights and Adam's two moments")
     assert said[1].startswith("51 h 55 min 45 s")
+    assert said[10].endswith("an average one took 1.80 s."), "it was stated once"
     assert "730.6 MB" not in titles(import_run(REFERENCE / "a.toml"))
     assert verdicts(import_run(REFERENCE / "b.toml"))[9].startswith("731.0 MB (697.1 MiB), 12 bytes a parameter")
 

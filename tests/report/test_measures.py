@@ -97,12 +97,14 @@ def test_a_killed_run_ends_with_its_last_sign_of_life(story: Write) -> None:
 
 def test_step_times_are_weighed_by_the_steps_a_row_stands_for(story: Write) -> None:
     folder = story(validation=False, checkpoints=False)
-    rows = [{"step": 100, "step_seconds": 1.0, "data_seconds": 0.1}, {"step": 110, "step_seconds": 12.0}]
+    rows = [{"step": 10, "step_seconds": 99.0}]  # with compilation in it: left out
+    rows += [{"step": 110, "step_seconds": 1.0, "data_seconds": 0.1}, {"step": 120, "step_seconds": 12.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"kind": "train", **row}) + "\n" for row in rows))
     times = StepTimes(load_run(folder))
     assert times is not None
     assert times.mean == pytest.approx(2.0)  # (100 x 1 s + 10 x 12 s) / 110, not 6.5 s
     assert (times.median, times.p95, times.steps, times.rows) == (1.0, 12.0, 110, 2)
+    assert (times.first_steps, times.first_seconds) == (10, 990.0)
     assert times.data_share == pytest.approx(0.1)  # rows that do not tell are not counted as zero
 
 
@@ -110,8 +112,8 @@ def test_mean_step_agrees_with_the_recorded_sum(story: Write) -> None:
     record = load_run(story(log_every=7))  # the last row stands for 5 steps only
     times = StepTimes(record)
     assert times is not None
-    assert times.steps == 600
-    assert times.mean * 600 == pytest.approx(record.train_rows[-1]["train_seconds"])
+    assert (times.first_steps, times.steps) == (7, 593)
+    assert times.mean * 593 + times.first_seconds == pytest.approx(record.train_rows[-1]["train_seconds"])
     assert times.mean_with_everything == pytest.approx(times.mean + 3 * 4.6 / 600)
     assert times.data_share == pytest.approx(0.02)
 

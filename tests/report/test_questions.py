@@ -131,11 +131,12 @@ def test_the_checkpoint_of_the_reference_weighs_what_two_reports_did_not_know(st
 def test_a_step_and_its_time_with_and_without_the_rest(story: Write) -> None:
     answer = ask(story(), 10)
     assert "one update of all weights, here from 170 pairs and 3,800 target tokens" in answer.verdict
-    assert "an average one took 0.285 s (0.308 s with validation and checkpoints)" in answer.verdict
+    assert "an average one took 0.280 s (0.303 s with validation and checkpoints)" in answer.verdict
     found = evidence(answer)
     assert found["A step of this run"].endswith("2 ranks x 1 micro-batch x 32 rows = 64 rows")
-    assert found["Share waiting for data"] == "2.0 %"
-    assert found["Throughput"] == "13.3 thousand target tokens/s"
+    assert found["First row after every start, left out"].startswith("10 steps of 0.533 s: compilation")
+    assert found["Share in which the host waited for data, its device at work or not"] == "2.0 %"
+    assert found["Throughput"] == "13.6 thousand target tokens/s"
 
 
 def test_a_run_folder_with_a_configuration_only_makes_nothing_up(story: Write) -> None:
@@ -175,3 +176,19 @@ def test_probe_sentences_in_every_spelling() -> None:
         assert (sample.source, sample.reference, sample.translation) == ("a", "b", "c")
     (empty,) = parse_samples("source       a\nreference    b\ntranslation  \n\nsource       torn")
     assert empty.translation == ""
+
+
+def test_waiting_for_data_is_the_same_in_two_answers(tmp_path: Path) -> None:
+    """A host that waits while its device works costs nothing."""
+    hidden = {"change": lambda run: [span.update(data=[0.2]) for span in run.spans]}
+    for how, share in ((hidden, "0.0 %"), ({"data": 0.4}, "56.1 %")):
+        folder = Made(tmp_path / share, gpu=Gpu(), **how).write()
+        assert evidence(ask(folder, 4))["Waiting for data"].endswith(share)
+        assert evidence(ask(folder, 10))["Share waiting for data"] == share
+
+
+def test_nothing_is_projected_beyond_the_end_of_a_schedule(tmp_path: Path) -> None:
+    overrides = ["schedule.policy=cosine", "schedule.learning_rate=0.001"]
+    answer = ask(Made(tmp_path / "run", gpu=Gpu(), overrides=overrides).write(), 2)
+    assert answer.verdict.startswith("Yes, as far as its schedule goes")
+    assert evidence(answer)["Next 10 % of steps, BLEU"].startswith("not projected: the schedule has ended")

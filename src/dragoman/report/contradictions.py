@@ -47,8 +47,9 @@ def own_time(record: RunRecord) -> Iterator[Pair]:
         why = "was the clock changed, or two runs written into one folder?"
         yield f"The parts of the run take {parts}, the whole run {whole}", why
     trained = number(record.last_row, "train_seconds")
-    if trained and not 0.9 < (ratio := times.mean * times.steps / trained) < 1.1:
-        summed, said = units.duration(times.mean * times.steps), units.duration(trained)
+    total = times.mean * times.steps + times.first_seconds
+    if trained and not 0.9 < (ratio := total / trained) < 1.1:
+        summed, said = units.duration(total), units.duration(trained)
         yield f"Step times add up to {summed}, train_seconds says {said}", f"{ratio:.2f} times"
 
 

@@ -146,12 +146,12 @@ def fairseq(path: Path, record: RunRecord) -> None:
 def hugging_face(path: Path, record: RunRecord) -> None:
     state = json.loads(path.read_text(encoding="utf-8"))
     rows: list[Row] = []
-    took: float | None = None
+    took, evaluating = None, sum(float(entry.get("eval_runtime") or 0.0) for entry in state["log_history"])
     for entry in state["log_history"]:
         row: Row = {"kind": "train", "step": int(entry.get("step") or 0)}
         if "train_runtime" in entry:  # the last entry; its train_loss is the mean of the whole run
             took = float(entry["train_runtime"])
-            rows.append(row | {"step_seconds": took / max(1, row["step"])})
+            rows.append(row | {"step_seconds": (took - evaluating) / max(1, row["step"])})
         elif "eval_loss" in entry:
             scores = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
             rows.append(row | scores | {"kind": "valid", "seconds": entry.get("eval_runtime")})

@@ -75,9 +75,14 @@ def fully_trained(record: RunRecord) -> Answer:
     steps = series(record.valid_rows, "loss")[0]
     trends = {key: found for key in ("bleu", "loss") if (found := trend(record, key))}
     evidence = state_evidence(record)
+    spent = rate_is_spent(record)
     for key, found in trends.items():
-        evidence.append((f"Next 10 % of steps, {'BLEU' if key == 'bleu' else 'validation loss'}", found.words()))
-    evidence.append(("Line drawn through", f"{max((f.points for f in trends.values()), default=0)} last validations"))
+        words = (
+            "not projected: the schedule has ended, and its rate moves the weights no more" if spent else found.words()
+        )
+        evidence.append((f"Next 10 % of steps, {'BLEU' if key == 'bleu' else 'validation loss'}", words))
+    if trends and not spent:
+        evidence.append(("Line drawn through", f"{max(found.points for found in trends.values())} last validations"))
     if rate := rate_left(record):
         evidence.append(("Learning rate now", rate))
     if has_diverged(record):
@@ -85,7 +90,7 @@ def fully_trained(record: RunRecord) -> Answer:
     if not trends:
         seen = units.plural(len(steps), "validation")
         raise NotRecorded(f"{seen} recorded, a trend needs {FEWEST}")
-    return Answer(2, trained_verdict(record, trends), evidence, "trend")
+    return Answer(2, trained_verdict(record, trends), evidence, "gap" if spent else "trend")
 
 
 def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:

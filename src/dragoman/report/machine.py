@@ -35,14 +35,13 @@ class Window(NamedTuple):
 
 @once
 def windows(record: RunRecord) -> list[Window]:
-    """Those that show how the run usually was: the first after every start has compilation and cold caches in it."""
+    """Those that show how the run usually was."""
     found = []
-    starts = {int(number(row, "step") or 0) for row in measures.starts(record)}
-    for span in measures.step_spans(record):
+    for span in measures.usual_spans(record):
         spans = record.spans.get(span.step, {})
         ranks = {name: values for name in (*PHASES, "data", "communication", "cpu") if (values := numbers(spans, name))}
         whole = len(ranks) == len(PHASES) + 3 and len({len(values) for values in ranks.values()}) == 1
-        if whole and span.step - span.steps not in starts:
+        if whole:
             found.append(Window(*span, ranks))
     return found
 

@@ -133,26 +133,43 @@ def step_spans(record: RunRecord) -> list[StepSpan]:
     return spans
 
 
+@once
+def usual_spans(record: RunRecord) -> list[StepSpan]:
+    """Without the first row after every start, which has compilation and cold caches in it."""
+    begun = {int(number(row, "step") or 0) for row in starts(record)}
+    return [span for span in step_spans(record) if span.step - span.steps not in begun]
+
+
 class StepTimes:
-    """How long a step took and what went into it, averaged over the run."""
+    """How long a usual step took and what went into it, averaged over the run; what the first rows took lies apart."""
 
     def __init__(self, record: RunRecord):
-        spans = step_spans(record)
+        every, spans = step_spans(record), usual_spans(record) or step_spans(record)
         if not spans:
             raise record.lacks("metrics.jsonl", "has no train row with step_seconds")
+        usual = {span.step for span in spans}
+        first = [span for span in every if span.step not in usual]
+        self.first_steps = sum(span.steps for span in first)
+        self.first_seconds = sum(span.seconds * span.steps for span in first)
         seconds, weights = [span.seconds for span in spans], [span.steps for span in spans]
         self.rows, self.steps = len(spans), sum(weights)
         self.mean = sum(span.seconds * span.steps for span in spans) / self.steps
         self.median, self.p95 = (quantile(seconds, weights, share) for share in (0.5, 0.95))
-        # Validation and checkpoints shared out over the steps.
-        beside = (spent(record, "validation") + spent(record, "checkpoint")) / spans[-1].step
-        self.mean_with_everything = self.mean + beside if record.events else None
+        self.mean_with_everything = self.with_everything(record, spans[-1].step)
         known = [(wait, span) for span in spans if (wait := number(span.row, "data_seconds")) is not None]
         total = sum(span.seconds * span.steps for _, span in known)
         self.data_share = sum(wait * span.steps for wait, span in known) / total if total else None
         seen = [number(record.last_row, key) for key in ("pairs", "source_tokens", "target_tokens")]
         per_step = [None if many is None else many / record.last_row["step"] for many in seen]
         self.pairs, self.source_tokens, self.target_tokens = per_step
+
+    def with_everything(self, record: RunRecord, steps: int) -> float | None:
+        """Validation and checkpoints shared out over the steps; of another system's log, all the time it took."""
+        if not record.origin:
+            beside = (spent(record, "validation") + spent(record, "checkpoint")) / steps
+            return self.mean + beside if record.events else None
+        took = number(record.events[-1], "seconds") if stop_reason(record) and not record.stated else None
+        return took / steps if took else None
 
 
 def quantile(values: list[float], weights: list[int], share: float) -> float:

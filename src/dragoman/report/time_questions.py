@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dragoman.config import Config
 from dragoman.config.schedule import decay_begin, decay_length, formula
-from dragoman.report import units
-from dragoman.report.answer import Answer
+from dragoman.report import machine, units
+from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
-from dragoman.report.read import RunRecord, number
+from dragoman.report.read import NotRecorded, RunRecord, number
 
 
 def why_it_stopped(record: RunRecord) -> str:
@@ -135,9 +135,9 @@ def unfinished(config: Config, last: int) -> str:
 
 
 def step(record: RunRecord) -> Answer:
-    """step_seconds of a row of metrics.jsonl is a mean over the steps since the row before, so rows are weighed by the
-    steps they stand for. Median and 95th percentile are over such rows: a single slow step is averaged with its
-    neighbours. Pairs and tokens a step are the sums of the last row over its step."""
+    """step_seconds of a row of metrics.jsonl is a mean over the steps since the row before, so rows are weighed by the steps they stand
+    for; the first row after every start has compilation in it and is left out. Median and 95th percentile are over such rows: a single
+    slow step is averaged with its neighbours. Pairs and tokens a step are the sums of the last row over its step."""
     times = StepTimes(record)
     parts = {"pairs": times.pairs, "target tokens": times.target_tokens}
     made_of = " and ".join(units.count(value, noun) for noun, value in parts.items() if value is not None)
@@ -152,14 +152,35 @@ def step(record: RunRecord) -> Answer:
         ("Source tokens a step", units.count(times.source_tokens)),
         ("Target tokens a step", units.count(times.target_tokens)),
         ("Mean step", units.duration(times.mean)),
-        ("Median step", units.duration(times.median)),
-        ("95th percentile", units.duration(times.p95)),
+        *(
+            [("Median step", units.duration(times.median)), ("95th percentile", units.duration(times.p95))]
+            if times.rows > 1
+            else []
+        ),
         ("Mean with validation and checkpoints", units.duration(times.mean_with_everything)),
-        ("Share waiting for data", units.percent(times.data_share)),
+        *first_rows(times),
+        waiting_for_data(record, times),
         ("Throughput", units.rough(target_rate, "target tokens/s")),
         ("Measured over", f"{units.plural(times.steps, 'step')} in {units.plural(times.rows, 'row')} of metrics"),
     ]
     return Answer(10, f"{verdict}.", evidence, "step_time")
+
+
+def first_rows(times: StepTimes) -> Evidence:
+    if not times.first_steps:
+        return []
+    pace = units.duration(times.first_seconds / times.first_steps)
+    rows = f"{units.plural(times.first_steps, 'step')} of {pace}"
+    beyond = units.duration(max(0.0, times.first_seconds - times.first_steps * times.mean))
+    return [("First row after every start, left out", f"{rows}: compilation and cold caches cost {beyond}")]
+
+
+def waiting_for_data(record: RunRecord, times: StepTimes) -> tuple[str, str]:
+    """As question 4 counts it, where a device's idle time is recorded."""
+    try:
+        return "Share waiting for data", units.percent(machine.waits(record).causes["data"])
+    except NotRecorded:
+        return "Share in which the host waited for data, its device at work or not", units.percent(times.data_share)
 
 
 def step_of_run(record: RunRecord) -> str:
