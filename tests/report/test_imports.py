@@ -47,6 +47,21 @@ def test_openseq2seq_log() -> None:
     assert "an average one took 1.95 s" in said[10]
     assert said[7] == "Not recorded: an OpenSeq2Seq log (nohup.out) does not tell."
     assert said[1].startswith("About 33 h 26 min 17 s, if all 61,701 steps took 1.95 s as those in the log did")
+    assert "The steps in the log took 1.95 s on average, its last lines say 1.71 s" in titles(record)
+    evidence = {number: dict(answer.evidence) for number, answer in enumerate(answers(record), 1)}
+    assert evidence[2]["Why it stopped"] == "its log says that it finished"
+    assert evidence[2]["Its own BLEU: fed the reference, over subword pieces"].startswith("36.9; no sacreBLEU")
+    assert "floor of label smoothing is subtracted (1.3648 nats" in evidence[2]["Its loss"]
+    assert evidence[10]["Average step, by its log"] == "1.71 s"
+    assert evidence[10]["Source and target tokens a step, by its log"] == "62,408"  # 36,410.491/s x 1.714 s
+
+
+def test_an_openseq2seq_log_that_breaks_off_is_no_finished_run(tmp_path: Path) -> None:
+    log = (LOGS / "nohup.out").read_text().partition("*** Finished")[0]
+    (tmp_path / "nohup.out").write_text(log)
+    record = import_run(tmp_path / "nohup.out")
+    assert not record.events
+    assert "its last lines say" not in titles(record)
 
 
 def test_fairseq_log_counts_in_bits() -> None:
@@ -57,6 +72,12 @@ def test_fairseq_log_counts_in_bits() -> None:
     assert record.valid_rows[0]["loss"] == pytest.approx(9.0 * math.log(2))
     assert record.valid_rows[0]["bleu"] == 1.5
     assert verdicts(record)[1].startswith("2 min 2 s from start to stop")
+    said = verdicts(record)
+    assert "here from 398 pairs and 12,184 target tokens" in said[10]
+    assert said[7] == "160,239 lines a side; its bytes are not recorded."
+    assert said[6].startswith("The rate rises from 1.25e-5 to 2.5e-5 at step 200; its formula is not recorded")
+    assert record.environment == {"model": {"parameters": 39469056}, "world_size": 4}
+    assert said[5].startswith("Not recorded"), "four devices, but nobody says on how many hosts"
     assert "an average one took 0.400 s (0.610 s with validation" in verdicts(record)[10], "122 s over 200 steps"
 
 
@@ -100,6 +121,7 @@ def test_hugging_face_state(tmp_path: Path) -> None:
     assert [row["loss"] for row in record.valid_rows] == [3.2, 2.9]
     assert record.train_rows[-1]["learning_rate"] == 0.0
     assert verdicts(record)[1].startswith("3 min 20 s from start to stop")
+    assert verdicts(record)[6].startswith("The rate falls from 5e-5 to 0 at step 400; its formula is not recorded")
     assert "an average one took 0.448 s (0.500 s with validation" in verdicts(record)[10], (
         "20.9 s of 200 s were evaluation"
     )

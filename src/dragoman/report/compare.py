@@ -11,7 +11,7 @@ from dragoman.errors import RunError
 from dragoman.report import machine, units
 from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
-from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series
+from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series, starts
 from dragoman.report.read import NotRecorded, RunRecord, number, section, text
 from dragoman.report.stats import Estimate, mean, spread
 from dragoman.runs import write_json, write_text
@@ -157,7 +157,7 @@ def by_wall(records: list[RunRecord], names: list[str]) -> Contest:
     """Seconds of wall clock to the validation loss that all runs reached: the fair question when runs differ in everything."""
     curves = [[(number(row, "time"), number(row, "loss")) for row in record.valid_rows] for record in records]
     known = [[(time, loss) for time, loss in curve if time is not None and loss is not None] for curve in curves]
-    if not all(known) or not all(record.events for record in records):
+    if not all(known) or not all(starts(record) for record in records):
         return Contest("Time to the same loss", "lower", [None] * len(records), "not recorded")
     goal = max(min(loss for _, loss in curve) for curve in known)
     reached = [next(time for time, loss in curve if loss <= goal) for curve in known]

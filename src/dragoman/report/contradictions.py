@@ -39,6 +39,10 @@ def own_time(record: RunRecord) -> Iterator[Pair]:
         room = f"in {said} there is room for {stated / times.mean:,.0f} such steps"
         why = f"that is {units.significant(ratio)} times as long; {room}: it is another run, a part of one, or another clock"
         yield f"{units.plural(steps, 'step')} of {mean} are {took}, not {said}", why
+    if record.own_average and not 0.95 < times.mean / record.own_average < 1.05:
+        printed, average = units.duration(times.mean), units.duration(record.own_average)
+        why = "evaluations are in one of them, or one is of another part of the run"
+        yield f"The steps in the log took {printed} on average, its last lines say {average}", why
     if record.origin:
         return
     split = measures.TimeSplit(record)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.config import load_config
 from dragoman.errors import RunError
+from dragoman.report import units
 from dragoman.report.contradictions import seconds_of
 from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step
 from dragoman.runs import Row, RunFolder
@@ -78,6 +79,9 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
     BLEU was fed the reference and counts subword pieces: none of them is called by our names."""
     rows: list[Row] = []
     step, sample = 0, dict[str, str]()
+    record.notes[2] = [
+        ("Its loss", "the floor of label smoothing is subtracted (1.3648 nats at 0.1 over 32,768 classes)")
+    ]
     for line in lines_of(path):
         if found := re.match(rf"\*\*\* Global step (\d+):.*Train loss:\s*{NUMBER}", line):
             step = int(found[1]) + 1  # counted from 0
@@ -95,10 +99,23 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
         elif found := re.match(r"\*\*\*\s+Total trainable parameters: (\d+)", line):
             knows_parameters(record, found)
         elif found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line):
+            record.own_average = float(found[1])
             rows.insert(
                 0, {"kind": "train", "step": step, "step_seconds": float(found[1])}
             )  # unless the step tells its own
+        elif found := re.match(rf"\*\*\* Avg objects per second:\s*{NUMBER}", line):
+            knows_objects(record, float(found[1]))
+        elif line.startswith("*** Finished training"):
+            record.events = [{"time": 0.0, "event": "stop", "step": step, "reason": "its log says that it finished"}]
     fill(record, rows)
+
+
+def knows_objects(record: RunRecord, per_s: float) -> None:
+    rows = [("Source and target tokens a second, by its log", units.rough(per_s))]
+    if pace := record.own_average:
+        rows.insert(0, ("Average step, by its log", units.duration(pace)))
+        rows.append(("Source and target tokens a step, by its log", units.count(per_s * pace)))
+    record.notes[10] = rows
 
 
 def fairseq(path: Path, record: RunRecord) -> None:
@@ -129,18 +146,36 @@ def fairseq(path: Path, record: RunRecord) -> None:
             "gnorm": "grad_norm",
             "bleu": "bleu",
             "wps": "target_tokens_per_s",
+            "bsz": "pairs_a_step",
+            "wpb": "target_tokens_a_step",
         }
         row |= {ours: facts[theirs] for theirs, ours in names.items() if theirs in facts}
         row |= {"nll": row["nll"] * math.log(2)} if "nll" in row else {}
         row |= {"step_seconds": 1 / facts["ups"]} if facts.get("ups") and kind == "train" else {}
         (epochs if "| train |" in line else rows).append(row)  # means over an epoch
     fill(record, rows if any(row["kind"] == "train" for row in rows) else rows + epochs)
+    count_up(record.train_rows)
     content = path.read_text(encoding="utf-8", errors="replace")
     done = re.search(rf"done training in {NUMBER} seconds", content)
     ran(record, times[0] if times else 0.0, float(done[1]) if done else None)
     if times and not done:
         record.events = [{"time": times[0], "event": "start", "step": 0}]
     knows_parameters(record, re.search(r"num\. (?:shared )?model params: ([\d,]+)", content))
+    if devices := re.search(r"training on (\d+) (?:devices|GPUs)", content):
+        record.environment["world_size"] = int(devices[1])
+    if examples := re.search(r"\btrain \S+ ([\d,]+) examples|loaded ([\d,]+) examples from: \S*\btrain\.", content):
+        record.data = {"train": {"pairs": int((examples[1] or examples[2]).replace(",", ""))}}
+
+
+def count_up(rows: list[Row]) -> None:
+    """Pairs and tokens seen so far, from those of a step: means over the steps since the row before."""
+    totals, before = dict.fromkeys(("pairs", "target_tokens"), 0.0), 0
+    for row in rows:
+        for key in totals:
+            if f"{key}_a_step" in row:
+                totals[key] += row.pop(f"{key}_a_step") * (row["step"] - before)
+                row[key] = totals[key]
+        before = row["step"]
 
 
 def hugging_face(path: Path, record: RunRecord) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import last_step, series, stop_reason
-from dragoman.report.read import NotRecorded, RunRecord, number
+from dragoman.report.read import RunRecord, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
 
@@ -89,7 +89,7 @@ def fully_trained(record: RunRecord) -> Answer:
         return Answer(2, "No: training diverged.", evidence, "gap")
     if not trends:
         seen = units.plural(len(steps), "validation")
-        raise NotRecorded(f"{seen} recorded, a trend needs {FEWEST}")
+        return Answer(2, f"Not recorded: {seen} recorded, a trend needs {FEWEST}.", evidence, answered=False)
     return Answer(2, trained_verdict(record, trends), evidence, "gap" if spent else "trend")
 
 

@@ -31,4 +31,5 @@ def answered(number: int, record: RunRecord) -> Answer:
     except NotRecorded as reason:
         answer = Answer(number, f"Not recorded: {reason}.", answered=False)
     said = text(section(record.stated, "said"), str(number))
-    return replace(answer, evidence=[("What was said of it", f"“{said}”"), *answer.evidence]) if said else answer
+    before = [("What was said of it", f"“{said}”")] if said else []
+    return replace(answer, evidence=[*before, *answer.evidence, *record.notes.get(number, [])])

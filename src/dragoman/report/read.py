@@ -106,6 +106,10 @@ class RunRecord:
         self.telemetry: dict[str, list[Row]] = {}
         self.stated: Row = {}
         """What a person said about the run, to be checked."""
+        self.notes: dict[int, list[tuple[str, str]]] = {}
+        """Question -> evidence that another system's log gives beside our own."""
+        self.own_average: float | None = None
+        """Seconds a step, as that log itself sums it up."""
         self.derived: dict[Any, Any] = {}
         """What `once` remembers."""
 

@@ -9,6 +9,8 @@ from dragoman.report.measures import bytes_a_parameter, newest_checkpoint, predi
 from dragoman.report.read import Checkpoint, RunRecord, number, role, section, text
 from dragoman.runs import Row
 
+EPOCHS = "Epochs (how often each pair was seen)"
+
 
 def training_set(record: RunRecord) -> Answer:
     """Counts are those of the manifest of the prepared data (data.json): UTF-8 bytes of the cleaned text, line ends
@@ -16,15 +18,18 @@ def training_set(record: RunRecord) -> Answer:
     train = section(record.data, "train")
     pairs, source, target = (number(train, key) for key in ("pairs", "source_bytes", "target_bytes"))
     pairs = number(train, "text_pairs") or pairs  # a line that is cut in several ways is one line
+    if record.origin and pairs is not None:
+        return Answer(
+            7, f"{units.count(pairs, 'lines')} a side; its bytes are {units.NOT_RECORDED}.", epochs_seen(record, pairs)
+        )
     if pairs is None or source is None or target is None:
         raise record.lacks("data.json", "does not give the pairs and bytes of the training set")
-    seen = number(record.last_row, "pairs")
     from_lang, to_lang = (text(record.data, f"{side}_lang") or side for side in ("source", "target"))
-    epochs = units.significant(seen / pairs) if pairs and seen is not None else ""
     # Three digits, not one decimal: of a small set, 0.2 MB + 0.2 MB = 0.3 MB would be read as a mistake.
     from_mb, to_mb, both_mb = (units.significant(size / 1e6) for size in (source, target, source + target))
     verdict = f"{units.count(pairs, 'lines')} a side, {from_mb} MB {from_lang} + {to_mb} MB {to_lang} = {both_mb} MB"
-    verdict += f"; each pair was seen {epochs} times." if epochs else "."
+    epochs = dict(epochs_seen(record, pairs))[EPOCHS]
+    verdict += "." if epochs == units.NOT_RECORDED else f"; each pair was seen {epochs} times."
     evidence = [
         (f"Source side ({from_lang})", units.size(source)),
         (f"Target side ({to_lang})", units.size(target)),
@@ -32,10 +37,15 @@ def training_set(record: RunRecord) -> Answer:
         ("Source tokens (subwords)", units.count(number(train, "source_tokens"))),
         ("Target tokens (subwords)", units.count(number(train, "target_tokens"))),
         *dropped(train, pairs),
-        ("Pairs seen in training", units.count(seen)),
-        ("Epochs (how often each pair was seen)", epochs or units.NOT_RECORDED),
+        *epochs_seen(record, pairs),
     ]
     return Answer(7, verdict, evidence, "training_set")
+
+
+def epochs_seen(record: RunRecord, pairs: float) -> Evidence:
+    seen = number(record.last_row, "pairs")
+    epochs = units.significant(seen / pairs) if pairs and seen is not None else units.NOT_RECORDED
+    return [("Pairs seen in training", units.count(seen)), (EPOCHS, epochs)]
 
 
 def dropped(train: Row, pairs: float) -> Evidence:

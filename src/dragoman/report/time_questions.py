@@ -6,7 +6,7 @@ from dragoman.config import Config
 from dragoman.config.schedule import decay_begin, decay_length, formula
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence
-from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
+from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, starts, stop_reason
 from dragoman.report.read import NotRecorded, RunRecord, number
 
 
@@ -23,7 +23,7 @@ def duration(record: RunRecord) -> Answer:
     """Wall clock between the start of the first process and the last stop in events.jsonl (without a stop: the last row
     written anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
     their events; what is left is other: start-up, compilation, logging, steps after the last row."""
-    if record.origin and not record.events:
+    if record.origin and not starts(record):
         return duration_by_pace(record)
     split, steps = TimeSplit(record), last_step(record)
     verdict = f"{units.duration(split.wall)} "
@@ -77,6 +77,10 @@ def learning_rates(record: RunRecord) -> Answer:
             6,
             f"No rate is recorded; by its configuration, {words}: from the step alone, neither from BLEU nor from a plateau.",
         )
+    if record.config is None and record.origin and series(record.train_rows, "learning_rate")[0]:
+        steps, logged = series(record.train_rows, "learning_rate")
+        verdict = f"{seen_shape(steps, logged)}; its formula is not recorded, so that nothing can be compared with it."
+        return Answer(6, verdict, [("Rates in the log", units.count(len(steps)))], "rate_by_step")
     check = RateCheck(record)
     how_much = units.percent(check.deviation) if check.deviation >= 0.001 else f"{check.deviation:.1e}"
     worst = f"{how_much} of the rate by the formula, at step {check.steps[check.worst]:,}"
@@ -95,19 +99,19 @@ def learning_rates(record: RunRecord) -> Answer:
     ]
     if unseen := unfinished(check.config, check.steps[-1]):
         evidence.append(("Part of the curve not reached", unseen))
-    return Answer(6, f"{seen_shape(check)}; {obedience(check)}.", evidence, "learning_rate")
+    return Answer(6, f"{seen_shape(check.steps, check.logged)}; {obedience(check)}.", evidence, "learning_rate")
 
 
-def seen_shape(check: RateCheck) -> str:
-    first, last, peak = check.logged[0], check.logged[-1], max(check.logged)
-    end = f"{units.rate(last)} at step {check.steps[-1]:,}"
-    if min(check.logged) == peak:
+def seen_shape(steps: list[int], logged: list[float]) -> str:
+    first, last, peak = logged[0], logged[-1], max(logged)
+    end = f"{units.rate(last)} at step {steps[-1]:,}"
+    if min(logged) == peak:
         return f"The rate stays at {units.rate(peak)}"
     if last == peak:
         return f"The rate rises from {units.rate(first)} to {end}"
     if first == peak:
         return f"The rate falls from {units.rate(first)} to {end}"
-    top = check.steps[check.logged.index(peak)]
+    top = steps[logged.index(peak)]
     return f"The rate rises to {units.rate(peak)} at step {top:,}, then falls to {end}"
 
 
