@@ -40,7 +40,7 @@ def test_a_checkpoint_by_part():
 
 def test_the_wire_by_strategy():
     text = told("network", "transformer-base", "--nodes", "2", "--gpus-per-node", "2")
-    assert re.search(r"^ddp +365.3 MB +30.8 s +3.08 s +0.308 s", text, flags=re.M)
+    assert re.search(r"^ddp +365.3 MB +29.2 s \(30.8 s\) +2.92 s \(3.08 s\) +0.292 s \(0.308 s\)", text, flags=re.M)
     planned = {"ddp, int8", "two_level, bf16", "fsdp", "hybrid", "local, int8", "streaming, bf16"}
     assert planned <= set(re.findall(r"^(\w+(?:, \w+)?)  ", text, flags=re.M)), "every strategy that there is"
     steps = told("network", "transformer-base", "--gpus-per-node", "2", "--step-seconds", "0.5")
@@ -55,7 +55,10 @@ def test_a_step_in_sentences_tokens_and_epochs(tmp_path):
         "data.train_pairs=600",
         "subwords.vocab_size=400",
     ]
-    assert "prepare it, and ask again" in told("step", "tiny", *overrides)
+    assert "prepare it and ask again, or tell --pairs" in told("step", "tiny", *overrides)
+    asked = told("step", "transformer-base", f"data.folder={tmp_path / 'none'}", "--pairs", "4524868")
+    # 32,768 slots, 98 % full, of 28 tokens a pair: 1,147 pairs a step
+    assert "An epoch of 4,524,868 pairs is 3,945 steps; the run sees every pair 76.04 times" in asked
     dragoman("prepare", "tiny", *overrides, "data.valid_pairs=20", "data.test_pairs=20")
     text = told("step", "tiny", *overrides)
     assert re.search(r"An epoch of \d+ pairs is \d+ steps; the run sees every pair [\d.]+ times", text)

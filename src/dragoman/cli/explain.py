@@ -53,11 +53,17 @@ def lr(
 
 @app.command()
 def step(
-    run_file: RunFile, overrides: Overrides = None, gpus: Annotated[int, typer.Option(min=1, help="Ranks in all.")] = 1
+    run_file: RunFile,
+    overrides: Overrides = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Ranks in all.")] = 1,
+    pairs: Annotated[
+        Optional[int], typer.Option(min=1, help="Of the training set, where none is prepared yet.", show_default=False)
+    ] = None,
 ) -> None:
     """What a step is: in rows, tokens, sentences and epochs."""
     config = load_config(run_file, overrides)
-    train, pairs, per_pair = config.train, *data_of(config)
+    train, (prepared, per_pair) = config.train, data_of(config)
+    pairs = pairs or prepared
     tokens = train.batch_tokens * 0.98  # rows are about that full
     print("A step is one update of all weights, from the gradients of all ranks and micro-batches.")
     rows = train.batch_tokens // train.tile_width
@@ -78,7 +84,7 @@ def step(
             f"An epoch of {pairs:,} pairs is {epoch:,.0f} steps; the run sees every pair {train.max_steps / epoch:.2f} times"
         )
     else:
-        print("How many steps an epoch has depends on the data: prepare it, and ask again")
+        print("How many steps an epoch has depends on the data: prepare it and ask again, or tell --pairs")
 
 
 @app.command()
@@ -127,19 +133,22 @@ def network(
     print(
         f"{count:,} parameters, {units.size(4 * count)} of gradients in fp32, {nodes} nodes of {gpus_per_node}: {ranks} ranks"
     )
-    heads = "".join(f"{units.link_speed(1000 * link):>13s}" for link in LINKS_GBIT)
+    heads = "".join(f"{units.link_speed(1000 * link):>20s}" for link in LINKS_GBIT)
     by_strategy = list(zip(*map(plan.forecasts, settings), strict=True))
-    print(f"\n{'strategy':18s}{'a step, each way':>17s}{heads}   seconds on the wire")
+    print(f"\n{'strategy':18s}{'a step, each way':>17s}{heads}")
     for row in by_strategy:
-        times = "".join(f"{units.duration(each.exchange_seconds):>13s}" for each in row)
+        bare = [units.duration(8 * row[0].sent_bytes / (1e9 * link)) for link in LINKS_GBIT]
+        real = [f"({units.duration(each.exchange_seconds)})" for each in row]
+        times = "".join(f"{f'{full} {usual}':>20s}" for full, usual in zip(bare, real, strict=True))
         print(f"{row[0].name:18s}{units.decimal_size(row[0].sent_bytes):>17s}{times}")
     if step_seconds:
         print(f"\n{'with ' + units.duration(step_seconds) + ' of computing':35s}{heads}   seconds a step")
         for row in by_strategy:
-            print(f"{row[0].name:35s}" + "".join(f"{units.duration(each.step_seconds):>13s}" for each in row))
+            print(f"{row[0].name:35s}" + "".join(f"{units.duration(each.step_seconds):>20s}" for each in row))
     print(
-        f"\nSent by a node in a step; local and streaming agree every {config.parallel.inner_steps} steps, as a mean. Links carry "
-        f"{plan.GOODPUT:.0%} of their rate. 1 byte = 8 bit.\nMixed precision alone does not shrink them: gradients travel in fp32 "
+        f"\nSent by a node in a step; local and streaming agree every {config.parallel.inner_steps} steps, as a mean. Times are "
+        f"those on the wire at the full rate of the link, and in brackets at the {plan.GOODPUT:.0%} of it that headers leave. "
+        "1 byte = 8 bit.\nMixed precision alone does not shrink them: gradients travel in fp32 "
         "unless parallel.wire says otherwise. `dragoman plan` chooses."
     )
 
