@@ -46,10 +46,12 @@ def test_openseq2seq_log() -> None:
     said = verdicts(record)
     assert "an average one took 1.95 s" in said[10]
     assert said[7] == "Not recorded: an OpenSeq2Seq log (nohup.out) does not tell."
-    assert said[1].startswith("About 33 h 26 min 17 s, if all 61,701 steps took 1.95 s as those in the log did")
+    assert said[1].startswith("About 33 h 20 min 50 s, if all 61,701 steps took 1.95 s as those in the log did")
     assert "The steps in the log took 1.95 s on average, its last lines say 1.71 s" in titles(record)
     evidence = {number: dict(answer.evidence) for number, answer in enumerate(answers(record), 1)}
-    assert evidence[2]["Why it stopped"] == "its log says that it finished"
+    assert evidence[2]["Why it stopped"] == "it is told that it ended"
+    assert evidence[10]["Measured over"] == "300 steps in 3 rows of metrics", "the log begins late"
+    assert said[8] == "Not recorded: no checkpoint lies beside an OpenSeq2Seq log (nohup.out)."
     assert evidence[2]["Its own BLEU: fed the reference, over subword pieces"].startswith("36.9; no sacreBLEU")
     assert "floor of label smoothing is subtracted (1.3648 nats" in evidence[2]["Its loss"]
     assert evidence[10]["Average step, by its log"] == "1.71 s"
@@ -121,6 +123,7 @@ def test_hugging_face_state(tmp_path: Path) -> None:
     assert [row["loss"] for row in record.valid_rows] == [3.2, 2.9]
     assert record.train_rows[-1]["learning_rate"] == 0.0
     assert verdicts(record)[1].startswith("3 min 20 s from start to stop")
+    assert dict(answers(record)[0].evidence)["Validation"] == "20.9 s (10.4 %)"
     assert verdicts(record)[6].startswith("The rate falls from 5e-5 to 0 at step 400; its formula is not recorded")
     assert "an average one took 0.448 s (0.500 s with validation" in verdicts(record)[10], (
         "20.9 s of 200 s were evaluation"

@@ -20,6 +20,7 @@ from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step
 from dragoman.runs import Row, RunFolder
 
 NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
+ENDED = "it is told that it ended"
 REFERENCE_TAGS = {  # of OpenSeq2Seq
     "learning_rate": ("train", "learning_rate"),
     "train_loss": ("train", "loss"),
@@ -106,7 +107,7 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
         elif found := re.match(rf"\*\*\* Avg objects per second:\s*{NUMBER}", line):
             knows_objects(record, float(found[1]))
         elif line.startswith("*** Finished training"):
-            record.events = [{"time": 0.0, "event": "stop", "step": step, "reason": "its log says that it finished"}]
+            record.events = [{"time": 0.0, "event": "stop", "step": step, "reason": ENDED}]
     fill(record, rows)
 
 
@@ -312,5 +313,10 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
 def ran(record: RunRecord, begin: float, seconds: float | None) -> None:
     if seconds:
         last = max((row["step"] for row in record.train_rows), default=0)
-        stop = {"time": begin + seconds, "event": "stop", "step": last, "reason": "its log says so", "seconds": seconds}
-        record.events = [{"time": begin, "event": "start", "step": 0}, stop]
+        validations = [
+            {"time": begin, "event": "validation", "step": row["step"], "seconds": row["seconds"]}
+            for row in record.valid_rows
+            if row.get("seconds")
+        ]
+        stop = {"time": begin + seconds, "event": "stop", "step": last, "reason": ENDED, "seconds": seconds}
+        record.events = [{"time": begin, "event": "start", "step": 0}, *validations, stop]

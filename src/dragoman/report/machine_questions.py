@@ -227,7 +227,7 @@ def network_by_arithmetic(record: RunRecord) -> Answer:
     rows = [(f"Such a step's exchange at {speed} Gbit/s", units.duration(seconds)) for speed, seconds in needs.items()]
     seen = [
         ("Seen on the wire", units.bit_rate(measured)),
-        ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}"),
+        ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}" if drawn else units.NOT_RECORDED),
     ]
     return Answer(5, said, [(f"Sent a step and host, predicted ({how})", units.size(predicted)), *rows, *seen])
 

@@ -39,7 +39,8 @@ class TimeSplit:
         self.lost_steps = None if None in lost_steps else int(sum(steps or 0 for steps in lost_steps))
         """None when a restart does not say it, as one that had to begin again from nothing."""
         parts = [("Training steps", self.training)] if self.training is not None else []
-        parts += [("Validation", self.validation), ("Checkpoints", self.checkpoint)]
+        beside = [("Validation", self.validation), ("Checkpoints", self.checkpoint)]
+        parts += [part for part in beside if part[1] or not record.origin]  # other logs tell them rarely
         parts += [("Lost work and time down", self.lost)] if self.lost else []
         rest = "Other" if self.training is not None else "Training and other, which cannot be told apart"
         # Negative when the clock was set back or rows of two attempts were mixed: then the sum must not look right.
@@ -121,9 +122,13 @@ class StepSpan(NamedTuple):
 
 @once
 def step_spans(record: RunRecord) -> list[StepSpan]:
-    """A row after a resume covers the steps since the resume, not since the row before the crash."""
+    """A row after a resume covers the steps since the resume, not since the row before the crash; the first of another system's log
+    as many as the second."""
     resumed = [int(number(row, "step") or 0) for row in starts(record)[1:]]
     spans, before = [], 0
+    if record.origin and len(record.train_rows) > 1:  # a log may begin late
+        first, second = (row["step"] for row in record.train_rows[:2])
+        before = max(0, 2 * first - second)
     for row in record.train_rows:
         step, seconds = row["step"], number(row, "step_seconds")
         since = max([before, *(start for start in resumed if start < step)])
@@ -136,6 +141,8 @@ def step_spans(record: RunRecord) -> list[StepSpan]:
 @once
 def usual_spans(record: RunRecord) -> list[StepSpan]:
     """Without the first row after every start, which has compilation and cold caches in it."""
+    if record.origin:  # whose first rows may be as all others
+        return step_spans(record)
     begun = {int(number(row, "step") or 0) for row in starts(record)}
     return [span for span in step_spans(record) if span.step - span.steps not in begun]
 
@@ -211,6 +218,8 @@ class RateCheck:
 
 
 def newest_checkpoint(record: RunRecord) -> Checkpoint:
+    if record.origin and not record.checkpoints:
+        raise NotRecorded(f"no checkpoint lies beside {record.origin}")
     if not record.checkpoints:
         written = [row for row in record.events if row.get("event") == "checkpoint"]
         elsewhere = (

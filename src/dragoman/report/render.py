@@ -97,10 +97,11 @@ def summary(record: RunRecord) -> str:
     languages = [text(data, key) for key in ("source_lang", "target_lang")]
     device, name = text(environment, "device"), text(environment, "device_name")
     device = f"{device} ({name})" if name else device
+    corpus = f" from the corpus “{text(data, 'corpus')}”" if text(data, "corpus") else ""
     parts = [
         " to ".join(languages) if all(languages) else "",
         units.rough(number(environment, "model", "parameters"), "parameters"),
-        f"{units.count(number(data, 'train', 'pairs'), 'pairs')} from the corpus “{text(data, 'corpus')}”",
+        units.count(number(data, "train", "pairs"), "pairs") + corpus,
         " on ".join(filter(None, [units.plural(ranks, "rank") if ranks else "", device])),
         text(environment, "precision"),
     ]
