@@ -78,7 +78,7 @@ def test_an_existing_model_is_used_as_it_is(tmp_path, given_model):
 def test_models_with_other_marks_or_none_at_all_are_refused(tmp_path):
     prefix = tmp_path / "default"
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_prefix=str(prefix), vocab_size=60, minloglevel=2
+        sentence_iterator=iter(TEXTS), model_prefix=str(prefix), vocab_size=55, minloglevel=2
     )
     (tmp_path / "text.model").write_text("no model", encoding="utf-8")
     files = written(tmp_path, str)
@@ -224,7 +224,7 @@ def test_words_that_are_cut_once_are_cut_as_in_their_sentences(given_model, text
 )  # fmt: skip
 def test_other_vocabularies_see_whole_sentences(tmp_path, kind, keys):
     marks = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "minloglevel": 2}
-    train, size = sentencepiece.SentencePieceTrainer.train, {"char": 25, "word": 30, "unigram": 70}.get(kind, 90)
+    train, size = sentencepiece.SentencePieceTrainer.train, {"char": 25, "word": 30, "unigram": 55}.get(kind, 90)
     train(
         sentence_iterator=iter(TEXTS),
         model_prefix=str(tmp_path / "m"),
@@ -241,7 +241,7 @@ def test_other_vocabularies_see_whole_sentences(tmp_path, kind, keys):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_random_cuts_follow_from_the_seed_whatever_runs_beside(tmp_path, kind):
-    vocabulary = learnt(tmp_path / "v.model", kind)
+    vocabulary = learnt(tmp_path / "v.model", kind, 70)
     drawn = [vocabulary.sample(TEXTS, 0.05, seed) for seed in range(3)]
     assert drawn[0] != drawn[1] != drawn[2]
     with ThreadPoolExecutor(8) as pool:

@@ -34,7 +34,7 @@ def opus(pairs, tmp_path_factory):
     for side, name in ((0, "source"), (1, "target")):
         texts = iter([pair[side] for pair in pairs])
         SentencePieceTrainer.train(
-            sentence_iterator=texts, model_prefix=str(folder / name), vocab_size=45, model_type="unigram", minloglevel=2
+            sentence_iterator=texts, model_prefix=str(folder / name), vocab_size=38, model_type="unigram", minloglevel=2
         )
         (folder / f"{name}.model").rename(folder / f"{name}.spm")
         for line in (folder / f"{name}.vocab").read_text().splitlines()[3:]:
@@ -207,7 +207,7 @@ def test_an_imported_model_is_fine_tuned_on_new_data_mixed_with_the_old(opus, pa
     assert set(report["frozen"]) == {name for name in before if name.startswith("encoder.0.")}
     assert kept == {*report["frozen"], "output_bias"}, "which transformers does not train either"
     losses = [row["loss"] for row in read_rows(run.metrics) if row["kind"] == "valid"]
-    assert losses[-1] < losses[0] - 0.2, "it learns"
+    assert losses[-1] < losses[0] - 0.1, "it learns"
     out = export(run.path, tmp_path / "out", kind="huggingface")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(out).state_dict()
     assert torch.equal(theirs["model.decoder.layers.1.fc2.weight"], after["decoder.1.feed_forward.outer.weight"])

@@ -155,19 +155,26 @@ class Vocabulary:
         rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or os.cpu_count() or 1)
         return rows
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether SentencePiece can cut with it at random."""
+        from sentencepiece import sentencepiece_model_pb2 as layout
+
+        model = layout.ModelProto.FromString(self.processor.serialized_model_proto())
+        return model.trainer_spec.model_type in (layout.TrainerSpec.BPE, layout.TrainerSpec.UNIGRAM)
+
     def sample(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """As `encode`, but cut at random. The same seed cuts the same way, on any machine and beside any other thread."""
+        if not self.draws:
+            raise DataError(
+                f"{self.path}: only BPE and unigram vocabularies can cut at random; set subwords.dropout = 0.0"
+            )
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
             draw = partial(
                 self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1, add_eos=True
             )
-            try:
-                cut: list[list[int]] = fresh.submit(draw, texts).result()
-            except RuntimeError:
-                raise DataError(
-                    f"{self.path}: only BPE and unigram vocabularies can cut at random; set subwords.dropout = 0.0"
-                ) from None
+            cut: list[list[int]] = fresh.submit(draw, texts).result()
         return cut
 
     def look_up(self, pieces: list[str]) -> list[list[int]]:
