@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from dragoman.config import Config
@@ -67,6 +68,7 @@ def setting_of(
     )
 
 
+@cache
 def pack_seconds(device: str) -> dict[str, float]:
     """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing."""
     import torch

@@ -119,8 +119,9 @@ def outside(least: int, most: float, measure: str) -> Filter:
 
 EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
 LONG: tuple[str, Filter] = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
-CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]")
-ALL_CONTROLS: tuple[str, Filter] = CONTROLS[0], lambda block: block.holds(r"[\x00-\x08\x0e-\x1b\x7f]|[\x{80}-\x{9f}]")
+C0, C1 = r"[\x00-\x08\x0e-\x1b\x7f]", r"[\x{80}-\x{9f}]"
+CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(C0)
+ALL_CONTROLS: tuple[str, Filter] = CONTROLS[0], lambda block: block.holds(f"{C0}|{C1}")
 
 
 def ratio_over(largest: float, measure: str, at_least: int) -> Filter:

@@ -193,9 +193,8 @@ class LongPairs:
         self.narrow_pairs = len(Order(kept, mixture, packing.seed, stage))
         share = self.narrow_pairs / max(1, len(kept))
         tokens = [int(side.sum()) - int(side[self.pairs].sum()) for side in (source_lengths, target_lengths)]
-        self.narrow_rows = max(
-            1, int(share * max(tokens)) // packing.width
-        )  # about: packing them all would take too long
+        # About: packing them all would take too long.
+        self.narrow_rows = max(1, int(share * max(tokens)) // packing.width)
 
     def due(self, position: Position) -> int:
         """How many wide steps there should have been before `position`, so that they are spread over the epoch."""

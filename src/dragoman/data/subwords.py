@@ -32,6 +32,7 @@ Cut = tuple[
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 MARKS = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
+MARK_IDS: Any = {f"{name}_id": number for name, number in MARKS.items()}  # as SentencePiece is told
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece of byte fallback
 NEVER_WRITTEN = (PAD, BOS)  # marks that no translation holds
 VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
@@ -80,14 +81,13 @@ def from_vocab(path: Path) -> bytes:
     from sentencepiece import sentencepiece_model_pb2 as layout
 
     usual = io.BytesIO()
-    special: Any = {f"{name}_id": number for name, number in MARKS.items()}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a"]),
         model_writer=usual,
         vocab_size=9,
         hard_vocab_limit=False,
         minloglevel=2,
-        **special,
+        **MARK_IDS,
     )
     model, kinds = layout.ModelProto.FromString(usual.getvalue()), layout.ModelProto.SentencePiece
     del model.pieces[:]
@@ -260,12 +260,9 @@ def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
             byte_fallback=section.byte_fallback,
             max_sentence_length=100_000,
             num_threads=LEARNING_THREADS,
-            pad_id=PAD,
-            eos_id=EOS,
-            bos_id=BOS,
-            unk_id=UNK,
             minloglevel=2,
             use_all_vocab=section.kind in ("word", "char"),
+            **MARK_IDS,
         )
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # it came while SentencePiece asked for the next sentence

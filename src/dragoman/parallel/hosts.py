@@ -450,9 +450,8 @@ def launch_on_hosts(
             except TrainingError as error:
                 if attempt in (0, restarts) and not received:
                     raise
-                outcome = Outcome(
-                    1, f"{error}", kind="lost", host=""
-                )  # not back yet: that costs a restart, not the run
+                # Not back yet: that costs one of the restarts, not the run.
+                outcome = Outcome(1, f"{error}", kind="lost", host="")
             if received:
                 return 128 + received[0]
             if outcome.line:

@@ -283,10 +283,8 @@ class Crew:
 
         rank, code = min(self.failed, key=importance)
         line = read_error(self.error_file(rank - self.place.first))
-        how, kind = (
-            f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}"),
-            kind_of(code),
-        )
+        how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
+        kind = kind_of(code)
         if self.stopped[self.processes[rank - self.place.first].pid or 0] >= STOPPED_LOOKS:
             how, kind = "was stopped by a signal (SIGSTOP) and held up the others", "stopped"
         missing = f"dragoman: rank {rank} {how}; see its log in the run folder"

@@ -70,13 +70,13 @@ class Sharded(Strategy):
         return [list(ranks) for ranks in zip(*self.islands.ranks, strict=True)] if self.islands else []
 
     def held(self, model: nn.Module) -> Tensors:
-        return self.local(model.state_dict())
+        return local(model.state_dict())
 
     def holders(self) -> list[int]:
         return list(self.islands.ranks[0]) if self.islands else list(range(self.mesh.world))
 
-    def local(self, tensors: Tensors) -> Tensors:
-        return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    def held_of(self, tensors: Tensors) -> Tensors:
+        return local(tensors) if self.mesh.rank in self.holders() else {}
 
     def agreed(self, model: nn.Module) -> Tensors:
         """In the memory of the host, on the main rank alone: a piece at a time is all that fits."""
@@ -101,3 +101,8 @@ class Sharded(Strategy):
         weights = {name: uncut(tensor) for name, tensor in objective.state_dict().items()}
         twin.load_state_dict(weights)
         yield twin
+
+
+def local(tensors: Tensors) -> Tensors:
+    """Of each tensor what this rank holds."""
+    return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}

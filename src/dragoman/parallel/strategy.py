@@ -158,9 +158,9 @@ class Strategy:
         """Ranks of which each holds a piece of every moment, in the order of the pieces; none where moments are not cut."""
         return []
 
-    def local(self, tensors: Tensors) -> Tensors:
-        """Of each tensor what this rank holds."""
-        return tensors
+    def held_of(self, tensors: Tensors) -> Tensors:
+        """What one of these ranks holds of each tensor; on all others nothing."""
+        return {}
 
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:

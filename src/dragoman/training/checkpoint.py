@@ -64,11 +64,9 @@ def snapshot(
 ) -> Snapshot:
     """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
     numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
-    own_weights = host_copies(weights) if state.average else {}
-    weights, moments = host_copies(state.average.tensors if state.average else weights), host_copies(moments)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the copies run behind our back until here
-    return Snapshot(state.step, weights, own_weights, moments, numbers, scores, own)
+    used, trained = (state.average.tensors, weights) if state.average else (weights, {})
+    used, trained, moments = host_copies(used, trained, moments)
+    return Snapshot(state.step, used, trained, moments, numbers, scores, own)
 
 
 def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
@@ -94,12 +92,7 @@ def write_own(run: runs.RunFolder, state: TrainState, strategy: Strategy) -> Pat
 
 def pieces(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
     """A copy of this rank's piece of every moment; nothing where moments are not cut, or another rank has the same."""
-    if strategy.mesh.rank not in strategy.holders():
-        return {}
-    copies = host_copies(strategy.local(optim.moments(state.optimizer, state.model)))
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return copies
+    return host_copies(strategy.held_of(optim.moments(state.optimizer, state.model)))[0]
 
 
 def piece_files(run: runs.RunFolder, step: int, strategy: Strategy) -> list[Path]:
@@ -133,12 +126,18 @@ def wait_for(files: list[Path]) -> None:
         time.sleep(0.05)
 
 
-def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """From a GPU into pinned memory, many at once; torch keeps that memory for the next time."""
-    copies = {
-        name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for name, tensor in tensors.items()
-    }
-    return {name: copy.copy_(tensors[name], non_blocking=True) for name, copy in copies.items()}
+def host_copies(*groups: Tensors) -> list[dict[str, Tensor]]:
+    """From a GPU into pinned memory, all at once; torch keeps that memory for the next time."""
+    copies = [
+        {name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for name, tensor in tensors.items()}
+        for tensors in groups
+    ]
+    for tensors, empty in zip(groups, copies, strict=True):
+        for name, copy in empty.items():
+            copy.copy_(tensors[name], non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the copies run behind our back until here
+    return copies
 
 
 def write(
