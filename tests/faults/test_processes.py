@@ -122,6 +122,7 @@ def test_torchrun_starts_again(prepared, tmp_path, undisturbed, note):
     assert equal(final_weights(tmp_path / "run"), undisturbed(*STEPS))
     lost = watched.lost_steps(since)
     assert lost <= 10, "nothing is lost beyond the last checkpoint"
+    assert [fault["kind"] for fault in watched.events("fault")] == ["silent"], "torchrun tells us nothing"
     note(
         "kill -9 of one rank under torchrun",
         f"torchrun's agent: {SAME_END}",

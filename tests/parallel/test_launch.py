@@ -31,8 +31,12 @@ def test_two_ranks_on_ray_learn_what_one_process_learns_though_one_is_lost(prepa
     )
     for name, tensor in alone.items():
         torch.testing.assert_close(tensor, ray[name], rtol=1e-4, atol=1e-6)
-    begun = [row for row in runs.read_rows(tmp_path / "ray" / "events.jsonl") if row["event"] in ("start", "resume")]
+    events = runs.read_rows(tmp_path / "ray" / "events.jsonl")
+    begun = [row for row in events if row["event"] in ("start", "resume")]
     assert [row["ranks"] for row in begun] == [2, 2]
+    (fault,) = (row for row in events if row["event"] == "fault")
+    assert (fault["kind"], fault["rank"], fault["attempt"]) == ("killed", 1, 0)
+    assert begun[1]["after"].startswith(f"killed: rank 1 on host {fault['host']}")
     assert not list(tmp_path.glob(".ray-*")), "Ray's notes are gone"
 
 

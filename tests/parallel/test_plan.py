@@ -85,6 +85,6 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     seconds = [each["setting"]["compute_seconds"] for each in found]
     assert 0 < seconds[0] < 10
     packing = found[0]["setting"]["pack_seconds"]
-    assert packing["fp32"] == 0 < packing["bf16"] < packing["int8"], "tried out on this machine"
+    assert packing["fp32"] == 0 < min(packing["bf16"], packing["int8"]), "tried out on this machine"
     assert seconds[1] == pytest.approx(seconds[0] / 2)
     assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)

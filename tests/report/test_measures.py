@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_runs import Gpu, Made
 
-from dragoman.report import load_run, machine
+from dragoman.report import findings, load_run, machine
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, quantile, step_spans
 from dragoman.runs import read_rows, write_rows
 
@@ -71,6 +71,13 @@ def test_work_done_twice_is_lost_once(story: Write) -> None:
     assert split is not None
     assert split.validation == pytest.approx(3 * 4.1)
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
+
+
+def test_a_restart_is_told_with_what_it_came_after(story: Write) -> None:
+    folder, after = story(crash_at=455), "killed: rank 1 on host beta: rank 1 was killed"
+    rewrite(folder, "events.jsonl", lambda row: {**row, "after": after} if row["event"] == "resume" else row)
+    (found,) = findings.restarts(load_run(folder))
+    assert found.cause == f"55 steps were done again; ended by {after}"
 
 
 def test_a_second_start_from_nothing_is_a_restart(story: Write) -> None:

@@ -119,12 +119,12 @@ def train(
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
         arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
+        run = RunFolder(config.run.folder)
         if engine is Engine.ray:
-            storage = Path(config.run.folder).absolute().parent
-            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, storage))
+            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, run))
         processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1 or restarts:
-            raise typer.Exit(launch(processes, arguments, RunFolder(config.run.folder), restarts=restarts))
+            raise typer.Exit(launch(processes, arguments, run, restarts=restarts))
     with progress.shown() as shown:
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":

@@ -14,18 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dragoman import runs
 from dragoman.errors import TrainingError, require_extra
 from dragoman.parallel.launch import free_port, listening, resumed, worth_another
-from dragoman.parallel.ranks import RESTART, die_with_parent
+from dragoman.parallel.ranks import RESTART, Outcome, die_with_parent, kind_of
 
 MEETING_SECONDS = 120  # for all workers to be there
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
 
 
-def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, storage: Path) -> int:
-    """Run `python -m dragoman ARGUMENTS` in several ranks; the cluster is RAY_ADDRESS, or one made on this host.
-    The folders of the run file, and `storage` for Ray's notes, must be visible on every node. Returns the exit code."""
+def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, run: runs.RunFolder) -> int:
+    """Run `python -m dragoman ARGUMENTS`, which trains in `run`, in several ranks; the cluster is RAY_ADDRESS, or one made on this
+    host. The folders of the run file must be visible on every node. Returns the exit code."""
     ray = require_extra("ray", "ray", "--engine ray")
+    storage = run.path.absolute().parent  # for Ray's notes
     storage.mkdir(parents=True, exist_ok=True)
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # paths of the run file start where we are
     address = os.environ.get("RAY_ADDRESS")
@@ -34,7 +36,7 @@ def launch_on_ray(processes: int | None, arguments: list[str], device: str, rest
     ray.init(**place, logging_level="ERROR")
     try:
         with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
-            return run_ranks(ray, processes, arguments, device, restarts, Path(notes), received)
+            return run_ranks(ray, processes, arguments, device, restarts, run, Path(notes), received)
     finally:
         ray.shutdown()
 
@@ -45,6 +47,7 @@ def run_ranks(
     arguments: list[str],
     device: str,
     restarts: int,
+    run: runs.RunFolder,
     notes: Path,
     received: list[int],
 ) -> int:
@@ -61,7 +64,7 @@ def run_ranks(
     desk = ray.remote(num_cpus=0)(Desk).remote()
     trainer = TorchTrainer(
         be_worker,
-        train_loop_config={"arguments": arguments, "desk": desk},
+        train_loop_config={"arguments": arguments, "desk": desk, "run": str(run.path.absolute())},
         torch_config=TorchConfig(backend="gloo", timeout_s=MEETING_SECONDS),  # only to agree on a port
         scaling_config=ScalingConfig(num_workers=wanted, use_gpu=gpus > 0),
         run_config=RunConfig(storage_path=str(notes), failure_config=FailureConfig(max_failures=restarts)),
@@ -97,6 +100,7 @@ class Desk:
         self.signals: list[int] = []
         self.begun: dict[int, int] = {}  # how often each rank was started
         self.ended: dict[int, int] = {}  # with which code, where starting again would not help
+        self.failed: set[int] = set()  # attempts of which somebody told the fault
 
     def hand_on(self, number: int) -> None:
         self.signals.append(number)
@@ -107,6 +111,12 @@ class Desk:
 
     def received(self) -> list[int]:
         return self.signals
+
+    def is_first_to_fail(self, attempt: int) -> bool:
+        """Ranks that lost another one fail too, after it."""
+        first = attempt not in self.failed
+        self.failed.add(attempt)
+        return first
 
     def end(self, rank: int, code: int) -> None:
         self.ended[rank] = code
@@ -135,7 +145,10 @@ def be_worker(config: dict[str, Any]) -> None:
     finally:
         process.kill()
     if worth_another(code):
-        raise RuntimeError(f"rank {rank} ended with code {code}; see its log in the run folder")
+        line = f"rank {rank} ended with code {code}; see its log in the run folder"
+        if ray.get(desk.is_first_to_fail.remote(attempt)):
+            runs.note_fault(runs.RunFolder(config["run"]), Outcome(code, line, rank, kind_of(code)).event(attempt))
+        raise RuntimeError(line)
     ray.get(desk.end.remote(rank, code))
 
 

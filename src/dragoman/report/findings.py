@@ -226,7 +226,17 @@ def restarts(record: RunRecord) -> Found:
         severity = SERIOUS if split.lost > 0.1 * split.wall else WORTH
         title = f"{units.plural(split.restarts, 'restart')}, {units.duration(split.lost)} lost"
         remedy = "save more often (checkpoint.every) where that is much"
-        yield Finding(severity, title, f"{steps} were done again", remedy)
+        yield Finding(severity, title, f"{steps} were done again{came_after(record)}", remedy)
+
+
+def came_after(record: RunRecord) -> str:
+    """What the starts of a run say of the end before them, the most frequent first."""
+    reasons = Counter(reason for row in measures.starts(record)[1:] if (reason := text(row, "after")))
+    told = [
+        f"{reason} ({units.plural(times, 'time')})" if times > 1 else reason for reason, times in reasons.most_common(3)
+    ]
+    others = reasons.total() - sum(times for _, times in reasons.most_common(3))
+    return f"; ended by {'; '.join(told)}{f'; and {others} others' if others else ''}" if told else ""
 
 
 def unfinished_schedule(record: RunRecord) -> Found:

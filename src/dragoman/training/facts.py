@@ -129,6 +129,9 @@ def changes(folder: runs.RunFolder, config: Config) -> list[str]:
         return [f"run.toml cannot be compared ({error})"]
 
 
+SILENT = "no last words: killed, or the power was lost"
+
+
 def ended_by(events: list[runs.Row]) -> str:
     """How the start before this one ended; empty where there was none."""
     begun = [number for number, row in enumerate(events) if row.get("event") in ("start", "resume")]
@@ -145,7 +148,7 @@ def ended_by(events: list[runs.Row]) -> str:
             return f"{row.get('kind')}: {who}: {row.get('error')}"
         if row["event"] == "hang":
             return f"hung: rank {row.get('rank')} on host {row.get('host')}, section {row.get('section')}"
-    return "no last words: killed, or the power was lost" if since else ""
+    return SILENT if since else ""
 
 
 def occupied(folder: runs.RunFolder) -> str:

@@ -578,6 +578,8 @@ class Trainer:
         runs.write_json(self.folder.data, self.data.manifest)
         lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
         story: dict[str, Any] = {"after": after} if after else {}
+        if after == facts.SILENT:  # nobody of ours watched: torchrun, a scheduler, one process alone
+            self.event("fault", kind="silent", host=None, rank=None, error=after)
         if found.source:
             story |= {"changed": self.changed} if self.changed else {}
             story |= {"damaged": list(found.damaged)} if found.damaged else {}
