@@ -21,7 +21,7 @@ from torch import Tensor
 from dragoman.data.subwords import BOS, EOS, NEVER_WRITTEN
 from dragoman.model import ops
 from dragoman.model.transformer import Cache, Transformer
-from dragoman.translate.request import Request
+from dragoman.translate.request import Hypothesis, Request
 
 NEVER = float("-inf")
 
@@ -184,8 +184,7 @@ def collect(beams: Beams, best_BK: Tensor, origin_BK: Tensor, ends_BK: Tensor, r
     slots, nowhere = beams.shape[2], beams.ended_score_BE.shape[1] - 1
     counts = ends_BK & best_BK.isfinite() & ~beams.done_B[:, None]
     place_BK = (beams.ended_B[:, None] + counts.cumsum(1) - 1).masked_fill(~counts, nowhere)
-    penalty = ((6 + beams.position_1) / 6) ** request.length_penalty  # as Request.penalty, of position + 1 ids
-    beams.ended_score_BE.scatter_(1, place_BK, best_BK / penalty)
+    beams.ended_score_BE.scatter_(1, place_BK, best_BK / penalty(beams.position_1, request))
     beams.ended_length_BE.scatter_(1, place_BK, beams.position_1.expand_as(place_BK))
     history = beams.ancestry_BKT.gather(1, origin_BK[:, :, None].expand(-1, -1, slots))
     beams.ended_ancestry_BET.scatter_(1, place_BK[:, :, None].expand(-1, -1, slots), history)
@@ -202,13 +201,27 @@ def extend(beams: Beams, score_BK: Tensor, origin_BK: Tensor, token_BK: Tensor) 
     beams.ancestry_BKT.index_copy_(2, position, own.expand_as(score_BK)[:, :, None])
 
 
-def harvest(beams: Beams, rows: Tensor) -> list[list[tuple[list[int], float]]]:
-    """Ids and scores of what has ended in these rows, in any order."""
-    ancestry = beams.ended_ancestry_BET[rows, :-1].long().clamp(min=0)
-    ids = beams.token_BTK[rows].transpose(1, 2).gather(1, ancestry).tolist()
-    found = (beams.ended_score_BE[rows, :-1], beams.ended_length_BE[rows, :-1], beams.ended_B[rows])
-    scores, lengths, counts = (each.tolist() for each in found)
+def harvest(beams: Beams, rows: Tensor, request: Request) -> list[list[Hypothesis]]:
+    """What has ended in these rows, the best first. Chosen where it lies, as all else would have to be read by the host: as many
+    as the beam is wide by their log-probability, as CTranslate2 does, and of these by their score."""
+    score_RE, length_RE = beams.ended_score_BE[rows, :-1], beams.ended_length_BE[rows, :-1]
+    total_RE = score_RE * penalty(length_RE, request)
+    likeliest = total_RE.sort(dim=1, descending=True, stable=True).indices[:, : request.width]
+    best = score_RE.gather(1, likeliest).sort(dim=1, descending=True, stable=True).indices
+    chosen = likeliest.gather(1, best[:, : request.n_best if request.rows == 1 else request.width])
+    ancestry = beams.ended_ancestry_BET[rows[:, None], chosen].long().clamp(min=0)
+    ids = beams.token_BTK[rows].transpose(1, 2).gather(1, ancestry).int().cpu().numpy()
+    scores, lengths = (each.gather(1, chosen).tolist() for each in (score_RE, length_RE))
     return [
-        [(ids[row][place][1 : lengths[row][place] + 1], scores[row][place]) for place in range(counts[row])]
-        for row in range(len(counts))
+        [
+            Hypothesis(ids[row, place, 1 : length + 1].tolist(), score)
+            for place, (score, length) in enumerate(zip(*ended, strict=True))
+            if score > NEVER
+        ]
+        for row, ended in enumerate(zip(scores, lengths, strict=True))
     ]
+
+
+def penalty(length: Tensor, request: Request) -> Tensor:
+    """As Request.penalty, of so many ids and the end mark."""
+    return ((6 + length) / 6) ** request.length_penalty

@@ -11,7 +11,9 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Hashable
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -75,21 +77,16 @@ class TorchEngine:
         each = [index for index in range(len(sources)) for _ in range(request.rows)]
         searched = [(sources[index], limits[index], prefixes[index]) for index in each]
         found = self.search_rows(searched, request)
-        results = []
-        for first in range(0, len(each), request.rows):
-            together = [ended for row in found[first : first + request.rows] for ended in likeliest(row, request)]
-            if request.groups > 1:  # two groups may end with the same
-                together = list({tuple(hypothesis.ids): hypothesis for hypothesis in together}.values())
-            together.sort(key=lambda hypothesis: -hypothesis.score)
-            results.append(together[: request.n_best] or [NOTHING])
+        if request.rows > 1:
+            firsts = range(0, len(each), request.rows)
+            found = [together(found[first : first + request.rows], request) for first in firsts]
+        results = [hypotheses or [NOTHING] for hypotheses in found]
         return self.with_attention(sources, results) if attention else results
 
-    def search_rows(
-        self, searched: list[tuple[list[int], int, list[int]]], request: Request
-    ) -> list[list[tuple[list[int], float]]]:
-        """What has ended in every row, a row being a source, its limit and its prefix."""
+    def search_rows(self, searched: list[tuple[list[int], int, list[int]]], request: Request) -> list[list[Hypothesis]]:
+        """The best that has ended in every row, a row being a source, its limit and its prefix."""
         owners = list(range(len(searched)))
-        results: list[list[tuple[list[int], float]]] = [[] for _ in searched]
+        results: list[list[Hypothesis]] = [[] for _ in searched]
         batch = self.begin(searched, request)
         position = 0
         while True:
@@ -103,7 +100,7 @@ class TorchEngine:
             if left and rows > 0.7 * batch.beams.shape[0]:
                 continue
             leaving = [row for row, is_done in enumerate(done) if is_done]
-            for row, ended in zip(leaving, harvest(batch.beams, self.index(leaving)), strict=True):
+            for row, ended in zip(leaving, harvest(batch.beams, self.index(leaving), request), strict=True):
                 results[owners[row]] = ended
             if not left:
                 return results
@@ -115,16 +112,16 @@ class TorchEngine:
         limits = [limit for _, limit, _ in searched]
         width = round_up(max(len(source) for source, _, _ in searched), 16 if self.on_gpu else 1)
         slots = round_up(max(limits) + 1 + self.look_every, self.tile)
-        spare = [[EOS]] * (rows - len(searched))
-        source, segment = padded([source for source, _, _ in searched] + spare, self.device, width)
-        forced = [prefix + [-1] * (slots - len(prefix)) for _, _, prefix in searched]
+        spare = rows - len(searched)
+        source, segment = padded([source for source, _, _ in searched] + [[EOS]] * spare, self.device, width)
+        forced = torch.full((rows, slots), -1)
+        for row, (_, _, prefix) in enumerate(searched):
+            if prefix:
+                forced[row, : len(prefix)] = torch.tensor(prefix)
         batch = Batch(self, request, rows, width, slots)
         batch.source.copy_(source)
         batch.segment.copy_(segment)
-        batch.beams.begin(
-            torch.tensor(limits + [0] * len(spare), device=self.device),
-            torch.tensor(forced + [[-1] * slots] * len(spare), device=self.device),
-        )
+        batch.beams.begin(torch.tensor(limits + [0] * spare, device=self.device), forced.to(self.device))
         batch.start()
         return batch
 
@@ -155,10 +152,12 @@ class TorchEngine:
         return weights
 
 
-def likeliest(row: list[tuple[list[int], float]], request: Request) -> list[Hypothesis]:
-    """Of all that ended, as many as the beam is wide, by their log-probability: as CTranslate2 chooses."""
-    ended = [Hypothesis(*each) for each in row]
-    return sorted(ended, key=lambda found: -found.score * request.penalty(len(found.ids) + 1))[: request.width]
+def together(rows: list[list[Hypothesis]], request: Request) -> list[Hypothesis]:
+    """The best of several searches for one sentence. Two groups may end with the same; what was drawn twice counts twice."""
+    every = [hypothesis for row in rows for hypothesis in row]
+    if request.groups > 1:
+        every = list({tuple(hypothesis.ids): hypothesis for hypothesis in every}.values())
+    return sorted(every, key=lambda hypothesis: -hypothesis.score)[: request.n_best]
 
 
 class Batch:
@@ -320,7 +319,8 @@ def round_up(number: int, multiple: int) -> int:
 
 def padded(sources: list[list[int]], device: torch.device, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Ids and segments, 1 where there is an id."""
-    width = width or max(map(len, sources))
-    ids = torch.tensor([source + [PAD] * (width - len(source)) for source in sources], device=device)
-    lengths = torch.tensor([len(source) for source in sources], device=device)
-    return ids, (torch.arange(width, device=device) < lengths[:, None]).long()
+    lengths = np.array([len(source) for source in sources])
+    is_id = np.arange(width or lengths.max()) < lengths[:, None]
+    ids = np.full(is_id.shape, PAD)
+    ids[is_id] = np.fromiter(chain.from_iterable(sources), np.int64, lengths.sum())
+    return torch.from_numpy(ids).to(device), torch.from_numpy(is_id.astype(np.int64)).to(device)
