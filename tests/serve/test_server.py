@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from support import dragoman
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -215,3 +217,21 @@ def test_two_models_of_one_name_are_refused(folder, tmp_path):
     twin.symlink_to(folder)
     with pytest.raises(DragomanError, match="two models are called"):
         serve([folder, twin], port=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("model.toml", lambda content: content.replace(b"format = 2", b"format = 99"), "Install a newer dragoman"),
+        ("model.toml", lambda content: content[:40], "damaged"),
+        ("model.safetensors", lambda content: content[: len(content) // 2], "damaged"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_said_in_one_line(folder, tmp_path, name, change, words):
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    (broken / name).write_bytes(change((broken / name).read_bytes()))
+    refused = dragoman("serve", str(folder), str(broken), "--port", "0", check=False)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert str(broken) in line
+    assert words in line

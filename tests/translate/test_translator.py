@@ -118,20 +118,20 @@ def test_words_that_look_at_each_other(prepared):
     assert aligned_words(source, target[:-1], attention, vocabulary) == [(2, 0), (2, 1)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\x00\x07\x1b[31m",
-        "שלום עולם",
-        "مرحبا",
-        "😀👩‍👩‍👧‍👦",
-        "Ünïcödé ﬁ ½",
-        "a\u2028b\u00a0c\r\n",
-        "中文 English русский",
-        "\u202e\u200b",
-        "x" * 3000,
-    ],
-)
+STRANGE = [
+    "\x00\x07\x1b[31m",
+    "שלום עולם",
+    "مرحبا",
+    "😀👩‍👩‍👧‍👦",
+    "Ünïcödé ﬁ ½",
+    "a\u2028b\u00a0c\r",
+    "中文 English русский",
+    "\u202e\u200b",
+    "x" * 3000,
+]
+
+
+@pytest.mark.parametrize("text", STRANGE)
 def test_whatever_comes_a_translation_goes(folder, text):
     for engine in ("torch", "ctranslate2"):
         if engine == "ctranslate2":
@@ -141,6 +141,20 @@ def test_whatever_comes_a_translation_goes(folder, text):
         assert len(found) == 3
         assert "\n" not in "".join(found)
         assert found[0] == found[2]
+
+
+def test_strange_lines_of_a_file_stay_lines(folder, tmp_path):
+    """One line out for one in; what is no UTF-8 is named with its line, before anything is translated."""
+    given = tmp_path / "in"
+    given.write_bytes("".join(f"{text}\n\n" for text in STRANGE).encode())
+    lines = dragoman("translate", str(folder), str(given), "--beam", "1").stdout.split("\n")
+    assert len(lines) == 2 * len(STRANGE) + 1
+    assert not any(lines[1::2]), "empty lines stay empty"
+    given.write_bytes(b"fine\n\xff\xfe broken\n")
+    refused = dragoman("translate", str(folder), str(given), check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{given}:2" in refused.stderr or "line 2" in refused.stderr, refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
 def test_a_megabyte_without_a_space(folder):
