@@ -1,7 +1,7 @@
 """Does the fast path learn what the slow one learns? The same sentences, step by step, the same weights at the start:
 
-    fast    rows packed with several pairs, fused kernels, compiled, the precision of the run file
-    plain   one pair a row, padded, fp32, plain torch, nothing compiled
+    fast    rows packed with several pairs, fused kernels, compiled, recorded as in a run, the precision of the run file
+    plain   one pair a row, padded, fp32, plain torch, its own cross-entropy, nothing compiled
 
     python bench/curves.py RUN.TOML [section.key=value ...] [--steps 1000] [--every 50]
 
@@ -14,20 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dragoman.config import Config, load_config
 from dragoman.config.schedule import learning_rate
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Batch, Step, prefetched, steps
+from dragoman.model import ops
 from dragoman.model.loss import SequenceLoss
+from dragoman.model.plain import IGNORED
 from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import facts, optim
 from dragoman.training.precision import arithmetic_of, resolve
+from dragoman.training.recorded import Recorded
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 
@@ -44,7 +50,8 @@ def main() -> None:
     curves = {}
     for name, (fast, seed) in runs.items():
         start = time.perf_counter()
-        curves[name] = curve(config, options.steps, options.every, fast=fast, dropout_seed=seed)
+        with patch.object(ops, "on_cpu", ops.on_cpu if fast else lambda x: False):
+            curves[name] = curve(config, options.steps, options.every, fast=fast, dropout_seed=seed)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(f"\n{'step':>6s}" + "".join(f"{name:>22s}" for name in curves))
     for index in range(len(curves["fast"])):
@@ -76,10 +83,15 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
         arithmetic = arithmetic_of(resolve(config.train.precision if fast else "fp32", mesh.device), mesh.device)
         model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
+        if arithmetic.name == "fp8":
+            model.use_eight_bits()
         state = TrainState(model.to(mesh.device), optim.build(model, config.train), arithmetic.scaler())
         compiled = fast and mesh.device.type == "cuda"
         strategy = Strategy(config.parallel, mesh)
-        module = strategy.wrap(SequenceLoss(model, config.train.label_smoothing), compiled=compiled).train()
+        objective = (SequenceLoss if fast else PlainLoss)(model, config.train.label_smoothing)
+        module = strategy.wrap(objective, compiled=compiled).train()
+        if compiled and config.train.cuda_graphs:
+            module = Recorded(module, mesh.device).train()
         packing, share, rate = facts.packing_of(data, config), facts.share_of(config, mesh), learning_rate(config)
         stream = prefetched(steps(data.encoded("train"), packing, share, state.position), pin=compiled)
         losses, total, tokens = [], torch.zeros((), device=mesh.device, dtype=torch.float64), 0
@@ -94,6 +106,21 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
                 total, tokens = torch.zeros_like(total), 0
         stream.close()
     return losses
+
+
+class PlainLoss(SequenceLoss):
+    """The same sums, of all logits at once, by torch."""
+
+    def forward(self, source, source_position, source_segment, target_in, target_out, target_position, target_segment):  # type: ignore[no-untyped-def]
+        memory = self.model.encode(source, source_position, source_segment)
+        hidden = self.model.decode(target_in, target_position, target_segment, memory, source_segment)
+        labels = target_out.masked_fill(target_segment == 0, IGNORED).flatten()
+        logits = self.model.logits(hidden).flatten(0, 1).float()
+
+        def total(smoothing: float) -> Tensor:
+            return F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+
+        return total(self.label_smoothing), total(0.0).detach()
 
 
 def padded(step: Step) -> Step:

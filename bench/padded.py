@@ -39,9 +39,8 @@ class Padded:
 
 def groups(data: Encoded, tokens: int, random: np.random.Generator) -> list[Ints]:
     """Every sentence pair once: those of one width together, as many as `tokens` padded slots hold."""
-    source, target = data.source.lengths, data.target.lengths
-    widths = eights(np.maximum(source, target))
-    order = np.lexsort((random.random(len(widths)), eights(source), widths))
+    widths = widths_of(data, slice(None))
+    order = np.lexsort((random.random(len(widths)), eights(data.source.lengths), widths))
     starts = np.flatnonzero(np.diff(widths[order], prepend=0))
     found = []
     for members in np.split(order, starts[1:]):
@@ -50,10 +49,16 @@ def groups(data: Encoded, tokens: int, random: np.random.Generator) -> list[Ints
     return found
 
 
+def widths_of(data: Encoded, which: Ints | slice) -> Ints:
+    return eights(np.maximum(data.source.lengths[which], data.target.lengths[which]))
+
+
 def sample(data: Encoded, tokens: int, count: int, seed: int) -> list[Padded]:
-    """At most `count` of all batches, in random order."""
+    """At most `count` of all full batches, in random order: what is left over of a width would not be fair to them."""
     random = np.random.default_rng(seed)
     every = groups(data, tokens, random)
+    full = [group for group in every if len(group) * int(widths_of(data, group).max()) > 0.9 * tokens]
+    every = full or every
     return [padded(data, every[choice]) for choice in random.permutation(len(every))[:count]]
 
 

@@ -86,7 +86,7 @@ PEERS: dict[str, Peer] = {
     "nn.Transformer": plain,
     "nn.Transformer-compiled": partial(plain, compiled=True),
 }
-USUAL = ["dragoman", "marian", "marian-compiled", "nn.Transformer"]
+USUAL = ["dragoman", "marian", "marian-compiled", "marian-whole", "nn.Transformer"]
 
 
 # --- padded peers ------------------------------------------------------------------------------------------

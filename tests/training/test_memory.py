@@ -1,5 +1,7 @@
 """Batches sized to the machine: the largest that fits, and words when it does not."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
@@ -52,8 +54,44 @@ def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, m
         train(config)
 
 
+def test_what_fits_is_looked_for_when_the_step_that_failed_is_gone(prepared, tmp_path, monkeypatch):
+    """Otherwise it would be looked for beside all that the failed step holds."""
+    held = []
+
+    class Activations:
+        pass
+
+    def too_much(*arguments):
+        activations = Activations()
+        held.append(weakref.ref(activations))
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    def look(*arguments, **options):
+        assert held[0]() is None
+        return 4
+
+    monkeypatch.setattr(trainer, "update", too_much)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(memory, "rows_that_fit", look)
+    with pytest.raises(TrainingError, match="fits"):
+        train(tiny_config(prepared.folder, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("words", "full"),
+    [
+        ("CUDA error: out of memory", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_libraries_say_in_their_own_words_that_memory_is_full(words, full):
+    assert memory.ran_out(RuntimeError(words)) == full
+
+
 def test_a_device_without_room_for_one_row_is_told(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "rows_that_fit", lambda *arguments: 0)
+    monkeypatch.setattr(memory, "rows_that_fit", lambda *arguments, **options: 0)
     with pytest.raises(TrainingError, match="not one row"):
         train(tiny_config(prepared.folder, tmp_path / "run", "train.tokens_per_gpu=auto"))
     assert not (tmp_path / "run").exists()

@@ -8,8 +8,9 @@ import torch
 from support import as_overrides, dragoman, tiny_config
 
 from dragoman.errors import TrainingError
-from dragoman.runs import read_rows
-from dragoman.training import precision
+from dragoman.parallel.mesh import Mesh
+from dragoman.runs import RunFolder, read_rows, write_json
+from dragoman.training import facts, precision
 from dragoman.training.state import TrainState
 
 CPU = torch.device("cpu")
@@ -55,6 +56,22 @@ def test_what_needs_a_newer_gpu_is_refused(monkeypatch):
     with pytest.raises(TrainingError, match=r'"fp8" needs a GPU of compute capability 8\.9, Tesla T4 has 7\.5'):
         precision.resolve("fp8", torch.device("cuda"))
     assert precision.resolve("fp16", torch.device("cuda")) == "fp16"
+
+
+def test_what_auto_means_is_decided_once_in_a_run(prepared, tmp_path, monkeypatch):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.precision=auto")
+    here, folder = Mesh(0, 1, 0, CPU), RunFolder(tmp_path / "run")
+
+    def decided(gain, known=None):
+        monkeypatch.setattr(precision, "gain_of_bf16", lambda: gain)
+        if known:
+            write_json(folder.environment, known)
+        return facts.precision_of(config, here, folder)
+
+    assert (decided(9.0), decided(0.0)) == ("bf16", "fp32")
+    assert decided(9.0, {"device": "cpu", "precision": "fp32"}) == "fp32"
+    assert decided(1.0, {"device": "cpu", "precision": "bf16"}) == "bf16"
+    assert decided(1.0, {"device": "cuda", "precision": "bf16"}) == "fp32", "another machine"
 
 
 def last_loss(prepared, run, name, *overrides):

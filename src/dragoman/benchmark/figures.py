@@ -19,6 +19,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.training.trainer import Trainer
 
 Figures = dict[str, Any]
+PHASES = ("forward", "backward", "optimizer", "other")  # of a step
 
 # Dense bf16 matrix products of one device in TFLOP/s, from the data sheets; V100 and T4 have fp16 only. The first name
 # that is found counts: special ones stand before general ones.

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
 from dragoman.benchmark import figures
 from dragoman.benchmark.sentences import opened
@@ -39,6 +40,7 @@ def measure_loader(config: Config, *, count: int) -> figures.Figures | None:
             **{f"prefetched_{name}": value for name, value in threaded.items() if name.endswith("_per_s")},
             "rows_per_step": share.rows,
             "pinned": pin,
+            **figures.peak_memory(torch.device("cpu")),
             **figures.circumstances(mesh, data),
         }
         return found if mesh.is_main else None
@@ -82,6 +84,7 @@ def timed(stream: Iterator[Step], count: int) -> figures.Figures:
         "target_tokens": target,
         "source_tokens": source,
         "target_tokens_per_s": round(target / seconds, 1),
+        "source_tokens_per_s": round(source / seconds, 1),
         "steps_per_s": round(count / seconds, 4),
         "row_fill": round(target / slots, 4),
     }

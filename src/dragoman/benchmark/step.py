@@ -25,7 +25,6 @@ from dragoman.training.spans import Clock
 from dragoman.training.step import update
 from dragoman.training.trainer import Trainer
 
-PHASES = ("forward", "backward", "optimizer", "other")
 BATCHES = 8  # different ones, taken in turns
 PROFILED_STEPS = 3
 
@@ -93,7 +92,7 @@ def summary(chosen: list[Step], clocks: list[Clock], seconds: float) -> figures.
         **{f"{name}_per_s": round(count / seconds, 1) for name, count in tokens.items()},
         "steps_per_s": round(len(chosen) / seconds, 4),
         "step_seconds": round(seconds / len(chosen), 6),
-        **{f"{phase}_seconds": round(statistics.median(each[phase] for each in spent), 6) for phase in PHASES},
+        **{f"{phase}_seconds": round(statistics.median(each[phase] for each in spent), 6) for phase in figures.PHASES},
         "row_fill": round(tokens["target_tokens"] / sum(step.slots for step in chosen), 4),
     }
 

@@ -15,6 +15,7 @@ from dragoman.benchmark import figures
 from dragoman.benchmark.sentences import opened
 from dragoman.config import Config
 from dragoman.parallel.mesh import joined
+from dragoman.parallel.reduce import wait_for_all
 from dragoman.training.trainer import Trainer
 
 ROWS = 5  # of metrics to take the median of, at least
@@ -61,6 +62,7 @@ def measure_training(
         figures.forget_peak_memory(mesh.device)  # finding out how many rows fit fills it
         with suppress(Enough):
             trainer.run()
+        wait_for_all(mesh)  # all write into the folder that is taken away after this
         if not (mesh.is_main and trainer.metrics):
             return None
         trainer.metrics.close()
@@ -71,8 +73,10 @@ def measure_training(
 def for_speed(config: Config, steps: int, log_every: int, folder: Path) -> Config:
     """The same run in another folder, with nothing due but rows of metrics."""
     never = {"every": steps + 1}
-    train = {"max_steps": steps, "log_every": log_every}
-    return changed(config, run={"folder": str(folder / "run")}, train=train, validation=never, checkpoint=never)
+    train, nobody = {"max_steps": steps, "log_every": log_every}, {"wandb": "", "mlflow": ""}
+    return changed(
+        config, run={"folder": str(folder / "run")}, train=train, validation=never, checkpoint=never, monitor=nobody
+    )
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
@@ -81,19 +85,24 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 
 def summary(rows: list[runs.Row], warmup: int, started: float) -> figures.Figures:
-    """Medians over the rows after the warm-up, and the tokens of all of them. The first step took what the first row
-    took, less the others in it."""
+    """All tokens after the warm-up by all the time from its last row to the last one, whatever happened in it; medians of the
+    rows beside it. The first step took what the first row took, less the others in it."""
     before = [row for row in rows if row["step"] <= warmup][-1]
     after = [row for row in rows if row["step"] > warmup]
-    keys = ("target_tokens_per_s", "source_tokens_per_s", "step_seconds", "row_fill")
+    steps, seconds = after[-1]["step"] - before["step"], after[-1]["time"] - before["time"]
+    tokens = {key: after[-1][key] - before[key] for key in ("target_tokens", "source_tokens")}
+    keys = ("row_fill", *(f"{phase}_seconds" for phase in figures.PHASES))
     median = {key: round(statistics.median(row[key] for row in after), 6) for key in keys}
-    first = rows[0]["time"] - started - (rows[0]["step"] - 1) * median["step_seconds"]
+    typical = statistics.median(row["step_seconds"] for row in after)
     return {
-        "steps": after[-1]["step"] - before["step"],
+        "steps": steps,
         "warmup_steps": before["step"],
-        **{key: after[-1][key] - before[key] for key in ("target_tokens", "source_tokens")},
+        **tokens,
+        **{f"{key}_per_s": round(count / seconds, 1) for key, count in tokens.items()},
+        "median_target_tokens_per_s": round(statistics.median(row["target_tokens_per_s"] for row in after), 1),
+        "steps_per_s": round(steps / seconds, 4),
+        "step_seconds": round(seconds / steps, 6),
         **median,
-        "steps_per_s": round(1.0 / median["step_seconds"], 4),
         "data_wait_share": round(statistics.median(row["data_seconds"] / row["step_seconds"] for row in after), 4),
-        "first_step_seconds": round(first, 3),
+        "first_step_seconds": round(rows[0]["time"] - started - (rows[0]["step"] - 1) * typical, 3),
     }

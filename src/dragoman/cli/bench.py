@@ -33,6 +33,7 @@ ROWS = {  # key: what it is, how it is written, its unit
     "compile": ("compiled", "{}", ""),
     "steps": ("steps measured", "{:,}", ""),
     "target_tokens_per_s": ("target tokens", "{:,.0f}", "tokens/s"),
+    "median_target_tokens_per_s": ("  between two rows of metrics, median", "{:,.0f}", "tokens/s"),
     "source_tokens_per_s": ("source tokens", "{:,.0f}", "tokens/s"),
     "prefetched_target_tokens_per_s": ("target tokens, prefetched", "{:,.0f}", "tokens/s"),
     "steps_per_s": ("steps", "{:.3f}", "steps/s"),

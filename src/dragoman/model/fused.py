@@ -103,8 +103,8 @@ add_norm_op.register_autograd(differentiate_add_norm, setup_context=keep_for_add
 # --- attention ---
 
 
-def fits(width: int, key_width: int, dim: int) -> bool:
-    return width == key_width and width in WIDTHS and dim in DIMS
+def fits(width: int, key_width: int, dim: int, most_dim: int) -> bool:
+    return width == key_width and width in WIDTHS and dim in DIMS and dim <= most_dim
 
 
 def self_attention(packed: Tensor, segment: Tensor, heads: int, dropout: float, *, causal: bool) -> Tensor:

@@ -14,6 +14,18 @@ from torch import Tensor
 from dragoman.model import cpu, plain
 
 HAS_TRITON = find_spec("triton") is not None
+MOST_DIM = 128  # of a head, for the kernels
+WIDE_HEAD_BYTES = 128 * 1024  # what the backward pass of such heads takes
+EIGHT_BITS_MULTIPLE = 16  # products of fp8 want matrices of such sizes
+
+
+def look_at(device: torch.device) -> None:
+    """Before a model runs there: our kernels are for GPUs from Ampere on, and attention with wide heads wants much shared memory."""
+    global HAS_TRITON, MOST_DIM
+    if device.type == "cuda":
+        HAS_TRITON = HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
+        shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+        MOST_DIM = 128 if shared >= WIDE_HEAD_BYTES else 64
 
 
 def fusible(x: Tensor) -> bool:
@@ -73,7 +85,7 @@ def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float)
     if fusible(packed_BT3D):
         from dragoman.model import fused
 
-        if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads):
+        if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads, MOST_DIM):
             return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
     return plain.self_attention(packed_BT3D, seen.mask, heads, dropout, attend_of(packed_BT3D, dropout))
 
@@ -82,7 +94,7 @@ def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, head
     if fusible(query_BTD):
         from dragoman.model import fused
 
-        if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads):
+        if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads, MOST_DIM):
             segments = (seen.query_segment, seen.key_segment)
             return fused.cross_attention(query_BTD, key_value_BS2D, *segments, heads, dropout)
     return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout, attend_of(query_BTD, dropout))
@@ -105,7 +117,7 @@ def feed_forward(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
-    if eight_bits and fusible(x):
+    if eight_bits and fusible(x) and not any(size % EIGHT_BITS_MULTIPLE for size in weight.shape):
         from dragoman.model import fused
 
         product = fused.linear_in_eight_bits(x, weight)

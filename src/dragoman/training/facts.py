@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +28,9 @@ from dragoman.model import size
 from dragoman.monitor import gpu, host
 from dragoman.parallel import plan
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import gather, wait_for_all
+from dragoman.parallel.reduce import from_main, gather, wait_for_all
 from dragoman.training import owner
+from dragoman.training.precision import resolve
 from dragoman.training.state import TrainState
 from dragoman.training.window import Totals
 
@@ -40,6 +42,19 @@ def share_of(config: Config, mesh: Mesh) -> Share:
     train = config.train
     at_once = train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return Share(train.batch_tokens // train.tile_width, mesh.rank, mesh.world, max(1, at_once // train.tile_width))
+
+
+def precision_of(config: Config, mesh: Mesh, folder: runs.RunFolder) -> str:
+    """ "auto" is decided once in a run: by trying on a CPU, where another time it might be decided otherwise."""
+    wanted, known = config.train.precision, {}
+    if wanted == "auto":
+        with suppress(RunError):
+            known = runs.read_json(folder.environment)
+    if from_main(mesh, known.get("device")) == mesh.device.type:
+        wanted = from_main(mesh, known.get("precision", wanted))
+    trying = mesh.device.type == "cuda" or mesh.local_rank == 0  # on a CPU one a host, or they would hinder each other
+    names = set(gather(mesh, resolve(wanted, mesh.device) if trying else None)) - {None}
+    return str(names.pop()) if len(names) == 1 else "fp32"
 
 
 def packing_of(data: PreparedData, config: Config) -> Packing:

@@ -36,8 +36,11 @@ def rows_in(share: Share, parts: int) -> int:
     return max(1, -(-share.rows_per_rank // parts))
 
 
-def rows_that_fit(objective: SequenceLoss, share: Share, packing: Packing, arithmetic: Arithmetic) -> int:
-    """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device."""
+def rows_that_fit(
+    objective: SequenceLoss, share: Share, packing: Packing, arithmetic: Arithmetic, *, has_moments: bool = False
+) -> int:
+    """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device. `has_moments`: the optimizer
+    has taken its memory already."""
     if arithmetic.device.type != "cuda":
         return max(1, min(share.rows_per_rank, CPU_SLOTS // packing.width))
 
@@ -45,19 +48,19 @@ def rows_that_fit(objective: SequenceLoss, share: Share, packing: Packing, arith
         shapes = [(rows, packing.width)]
         if packing.wide_width:
             shapes.append((max(1, rows * packing.width // packing.wide_width), packing.wide_width))
-        return all(survives(objective, arithmetic, *shape) for shape in shapes)
+        return all(survives(objective, arithmetic, *shape, has_moments=has_moments) for shape in shapes)
 
     rows = most_rows(share, fits)
     torch.cuda.reset_peak_memory_stats(arithmetic.device)  # trying filled it to the brim
     return rows
 
 
-def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int) -> bool:
+def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int, *, has_moments: bool) -> bool:
     """Whether a batch without an empty slot goes through forward and backward."""
     device, parameters = arithmetic.device, list(objective.parameters())
     kept = [parameter.grad for parameter in parameters]
     try:
-        later = MOMENT_BYTES * sum(parameter.numel() for parameter in parameters)
+        later = 0 if has_moments else MOMENT_BYTES * sum(parameter.numel() for parameter in parameters)
         spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
         reserved = torch.empty(later + spare, dtype=torch.uint8, device=device)
         with arithmetic():
@@ -78,7 +81,8 @@ def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: 
 
 def ran_out(error: RuntimeError) -> bool:
     """Whether an error means that a GPU's memory is full. Libraries beside torch's allocator say it in their own words."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
+    words = str(error)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "ALLOC_FAILED" in words or "out of memory" in words.lower()
 
 
 def full_batch(rows: int, width: int) -> Batch:

@@ -24,7 +24,7 @@ from dragoman.errors import TrainingError
 # Products of the shapes that training has, in both types: prints how many times faster bf16 is.
 PROBE = """
 import time, torch
-def seconds(dtype):
+def ready(dtype):
     layers = [(torch.ones(rows, k, dtype=dtype, requires_grad=True), torch.ones(n, k, dtype=dtype, requires_grad=True))
               for rows, k, n in ((2048, 128, 512), (2048, 512, 128), (256, 128, 4000), (512, 512, 2048), (64, 64, 64))]
     heads = torch.ones(64, 64, 32, dtype=dtype)
@@ -33,12 +33,15 @@ def seconds(dtype):
             torch.nn.functional.linear(x, weight).sum().backward()
         torch.bmm(torch.bmm(heads, heads.transpose(1, 2)), heads)
     work()
+    return work
+def seconds(work):
     start = time.perf_counter()
-    for _ in range(5):
-        work()
+    work()
     return time.perf_counter() - start
-seconds(torch.bfloat16)
-print(seconds(torch.float32) / seconds(torch.bfloat16))
+works = [ready(dtype) for dtype in (torch.float32, torch.bfloat16)]
+turns = [[seconds(work) for work in works] for _ in range(15)]  # in turns, the best of each: others may use the machine too
+fp32, bf16 = (min(each) for each in zip(*turns))
+print(fp32 / bf16)
 """
 WORTH = 1.2  # times faster that bf16 must be on a CPU to be taken there
 NEEDS = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}  # compute capability
@@ -70,7 +73,8 @@ def arithmetic_of(name: str, device: torch.device) -> Arithmetic:
 def resolve(wanted: str, device: torch.device) -> str:
     """`auto`: bf16 on a GPU that has it, and on a CPU where it works and is faster. What a device cannot do is refused."""
     if wanted == "auto":
-        good = torch.cuda.is_bf16_supported() if device.type == "cuda" else gain_of_bf16() > WORTH
+        cuda = device.type == "cuda"
+        good = torch.cuda.get_device_capability(device) >= NEEDS["bf16"] if cuda else gain_of_bf16() > WORTH
         return "bf16" if good else "fp32"
     if device.type == "cuda":
         check_gpu(wanted, device)

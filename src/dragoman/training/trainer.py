@@ -26,6 +26,7 @@ from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step, prefetched, steps, tiles
 from dragoman.errors import DragomanError, DriftError, TrainingError
+from dragoman.model import ops
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
@@ -40,7 +41,7 @@ from dragoman.training import checkpoint, facts, fault, memory, optim, owner, re
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
 from dragoman.training.divergence import HISTORY, Judge
-from dragoman.training.precision import arithmetic_of, resolve
+from dragoman.training.precision import arithmetic_of
 from dragoman.training.recorded import Recorded
 from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
@@ -105,14 +106,14 @@ class Trainer:
         self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
         self.train_slice = even_slice(self.train_data, len(self.valid_data))
         facts.check_fits(data, config)
-        names = gather(mesh, resolve(config.train.precision, mesh.device))
-        self.arithmetic = arithmetic_of(names[0] if len(set(names)) == 1 else "fp32", mesh.device)
+        self.arithmetic = arithmetic_of(facts.precision_of(config, mesh, self.folder), mesh.device)
         self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
         self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
         self.rate = learning_rate(config)
         self.identity = facts.identity(config, data, self.packing, self.share, self.stages) | {"dragoman": version}
+        ops.look_at(mesh.device)
         model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
         model.init_weights(config.run.seed)
         model.to(mesh.device)
@@ -266,12 +267,15 @@ class Trainer:
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
             how = (self.strategy, train, self.arithmetic, self.config.run.seed, window.clock, window.norm_limit)
+            full = False
             try:
                 loss_sum, norm = update(state, wrapped, step, *how)
             except RuntimeError as error:
-                if not memory.ran_out(error):
+                full = memory.ran_out(error)
+                if not full:
                     raise
-                raise self.out_of_memory() from None
+            if full:  # out here: the error holds on to the step that failed
+                raise self.out_of_memory(wrapped)
             self.saver.writer.check()
             self.data_check.result()
             if self.watchdog.where == START:
@@ -379,11 +383,14 @@ class Trainer:
                 f'parallel.strategy = "{self.config.parallel.strategy}": finding out what fits would have ranks wait for each other; '
                 "set train.tokens_per_gpu"
             )
-        return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic)
+        has_moments = bool(self.state.optimizer.state)
+        return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic, has_moments=has_moments)
 
-    def out_of_memory(self) -> TrainingError:
+    def out_of_memory(self, wrapped: nn.Module) -> TrainingError:
         """In words, with a value that fits now."""
         self.state.optimizer.zero_grad(set_to_none=True)
+        if isinstance(wrapped, Recorded):
+            wrapped.recordings.clear()
         torch.cuda.empty_cache()
         used = self.share.rows_per_micro_batch * self.packing.width
         if isinstance(self.strategy, Sharded):  # trying what fits would have ranks wait for each other

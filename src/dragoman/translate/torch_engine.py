@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dragoman.data.subwords import BOS, EOS, PAD
 from dragoman.errors import ConfigError
+from dragoman.model import ops
 from dragoman.model.layers import KeyValue
 from dragoman.model.transformer import Cache, Transformer
 from dragoman.translate.request import Hypothesis, Request
@@ -40,6 +41,7 @@ class TorchEngine:
     def __init__(self, model: Transformer, precision: str = "auto"):
         self.device = model.embedding.weight.device
         self.on_gpu = self.device.type == "cuda"
+        ops.look_at(self.device)
         if precision == "auto":
             precision = "fp16" if self.on_gpu else "fp32"
         if precision not in PRECISIONS:
