@@ -171,6 +171,65 @@ def case_attention_dropout_is_the_mask_of_the_seed(dtype):
     same("attention with dropout", dtype, *results, slack=3.0)  # the other side never rounds to 16 bits
 
 
+def case_dropout_of_the_hidden_layer_is_the_mask_of_the_seed(dtype):
+    inputs = [random(24, 48, dtype=dtype), random(64, 48, dtype=dtype), random(64, dtype=dtype),
+              random(48, 64, dtype=dtype), random(48, dtype=dtype)]  # fmt: skip
+    x, inner, inner_bias, outer, outer_bias = inputs
+    dropout, seed = 0.3, 987654321012
+    keep = kept(torch.arange(24 * 64).view(24, 64), seed, dropout).to(DEVICE)
+
+    def ours():
+        return fused.feed_forward_op(*inputs, torch.tensor([seed], device=DEVICE), dropout, False)[0]
+
+    def theirs():
+        hidden = torch.relu(torch.addmm(inner_bias, x, inner.t())) * keep / (1.0 - dropout)
+        return torch.addmm(outer_bias, hidden.to(dtype), outer.t())
+
+    same("hidden dropout", dtype, *(outputs_and_gradients(each, inputs) for each in (ours, theirs)), slack=3.0)
+
+
+def case_cross_attention_dropout_is_the_mask_of_the_seed(dtype):
+    heads, dim, rows, slots, dropout, seed = 2, 16, 3, 16, 0.3, 55555555555
+    inputs = [random(rows, slots, heads * dim, dtype=dtype), random(rows, slots, 2 * heads * dim, dtype=dtype)]
+    segment = segments(rows, slots, pairs=2)
+    keep = kept(torch.arange(rows * heads * slots * slots).view(rows, heads, slots, slots), seed, dropout).to(DEVICE)
+    given = torch.tensor([seed], device=DEVICE)
+
+    def ours():
+        return fused.attention_op(*inputs, segment, segment, given, heads, False, dropout)[0]
+
+    def theirs():
+        parts = inputs[0], *inputs[1].chunk(2, dim=-1)
+        query, key, value = (plain.split_heads(part, heads).float() for part in parts)
+        scores = (query @ key.transpose(2, 3) * dim**-0.5).masked_fill(
+            ~plain.visible(segment, segment, causal=False), -1e30
+        )
+        return ((scores.softmax(-1) * keep / (1.0 - dropout)) @ value).transpose(1, 2).flatten(2).to(dtype)
+
+    real = (segment > 0)[:, :, None]  # what empty slots look at is nobody's business
+    results = (outputs_and_gradients(lambda way=way: way() * real, inputs) for way in (ours, theirs))
+    same("cross attention with dropout", dtype, *results, slack=3.0)
+
+
+def case_norm_after_dropout(dtype):
+    """Its gradient reaches the update through the mask that the sum shows."""
+    inputs = [random(8, 64, dtype=dtype), random(8, 64, dtype=dtype), random(64), random(64)]
+    x, update, weight, bias = inputs
+    torch.manual_seed(3)
+    keep = (fused.add_norm(torch.zeros_like(x), torch.ones_like(update), weight, bias, 1e-5, 0.3)[0] > 0).to(
+        dtype
+    ) / 0.7
+
+    def ours():
+        torch.manual_seed(3)
+        return fused.add_norm(*inputs, 1e-5, 0.3)
+
+    def theirs():
+        return plain.add_norm(x, update * keep, weight, bias, 1e-5, 0.0)
+
+    same("norm after dropout", dtype, *(outputs_and_gradients(each, inputs) for each in (ours, theirs)), slack=3.0)
+
+
 def case_eight_bits(dtype):
     """Only where the hardware has them: close to 16 bits, gradients those of 16 bits but for units whose sign the rounding turns:
     one in a hundred, which is a tenth of a gradient's norm."""

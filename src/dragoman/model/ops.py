@@ -16,7 +16,7 @@ from dragoman.model import cpu, plain
 HAS_TRITON = find_spec("triton") is not None
 MOST_DIM = 128  # of a head, for the kernels
 WIDE_HEAD_BYTES = 128 * 1024  # what the backward pass of such heads takes
-EIGHT_BITS_MULTIPLE = 16  # products of fp8 want matrices of such sizes
+EIGHT_BITS_MULTIPLE = 16
 
 
 def look_at(device: torch.device) -> None:
@@ -112,12 +112,17 @@ def feed_forward(
     if fusible(x) and activation == "relu":
         from dragoman.model import fused
 
-        return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits)
+        return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits and has_sizes(weights[0]))
     return plain.feed_forward(x, weights, biases, dropout, drop, activation)
 
 
+def has_sizes(weight: Tensor) -> bool:
+    """That products in fp8 want."""
+    return not any(size % EIGHT_BITS_MULTIPLE for size in weight.shape)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
-    if eight_bits and fusible(x) and not any(size % EIGHT_BITS_MULTIPLE for size in weight.shape):
+    if eight_bits and fusible(x) and has_sizes(weight):
         from dragoman.model import fused
 
         product = fused.linear_in_eight_bits(x, weight)
