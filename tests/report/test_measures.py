@@ -47,13 +47,13 @@ def test_each_part_is_what_the_clock_said(story: Write) -> None:
     assert split.validation == pytest.approx(3 * 4.1)
     assert split.checkpoint == pytest.approx(3 * 0.5)
     assert split.training == pytest.approx(600 * 0.28 + 10 * 0.25, abs=0.3)
-    assert (split.stop_reason, split.restarts, split.lost) == ("max_steps", 0, 0)
+    assert (split.stop_reason, split.setbacks, split.lost) == ("max_steps", [], 0)
 
 
 def test_a_resume_loses_the_steps_since_the_checkpoint_and_the_time_down(story: Write) -> None:
     split = TimeSplit(load_run(story(crash_at=455)))
     assert split is not None
-    assert (split.restarts, split.lost_steps) == (1, 55)
+    assert [each.steps for each in split.setbacks] == [55]
     assert split.lost == pytest.approx(60.0 + 55 * 0.28, abs=0.6)
     assert split.validation == pytest.approx(3 * 4.1)
 
@@ -80,13 +80,81 @@ def test_a_restart_is_told_with_what_it_came_after(story: Write) -> None:
     assert found.cause == f"55 steps were done again; ended by {after}"
 
 
+def insert_before(folder: Path, event: str, *rows: dict[str, Any]) -> None:
+    """Events told shortly before the first one of a kind; `ago`: how many seconds."""
+    events = read_rows(folder / "events.jsonl")
+    at = next(place for place, row in enumerate(events) if row["event"] == event)
+    events[at:at] = [{**row, "time": events[at]["time"] - row["ago"]} for row in rows]
+    write_rows(folder / "events.jsonl", events)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"ago": 0.01, "event": "fault", "step": 400, "kind": "silent"},  # by the start that follows, at its step
+        {"ago": 5.0, "event": "hang", "step": 400, "section": "checkpoint", "seconds": 50.0},
+    ],
+)
+def test_what_is_told_of_a_kill_afterwards_is_no_work_that_was_kept(story: Write, told: dict[str, Any]) -> None:
+    folder = story(crash_at=455)
+    plain = TimeSplit(load_run(folder)).lost
+    insert_before(folder, "resume", told)
+    assert TimeSplit(load_run(folder)).lost == plain == pytest.approx(60.0 + 55 * 0.28, abs=0.6)
+
+
+def test_a_checkpoint_written_long_after_its_step_keeps_no_later_work(story: Write) -> None:
+    folder = story(crash_at=455)
+    plain = TimeSplit(load_run(folder))
+    late = lambda row: {**row, "stalled_at": row["time"] - 0.5, "time": row["time"] + 9.0, "write_seconds": 9.0}  # noqa: E731
+    rewrite(folder, "events.jsonl", lambda row: late(row) if row["event"] == "checkpoint" else row)
+    split = TimeSplit(load_run(folder))
+    assert (split.lost, split.checkpoint) == pytest.approx((plain.lost, plain.checkpoint))
+
+
+def test_a_return_to_a_checkpoint_is_lost_work_too(story: Write) -> None:
+    folder = story(crash_at=455)
+    rolled = {"event": "roll_back", "from_step": 455, "checkpoint": "step-00000400", "reason": "the loss is far above"}
+    rewrite(folder, "events.jsonl", lambda row: {**row, **rolled} if row["event"] == "resume" else row)
+    record = load_run(folder)
+    split = TimeSplit(record)
+    assert split.lost == pytest.approx(60.0 + 55 * 0.28, abs=0.6)
+    assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
+    (found,) = findings.returns(record)
+    assert found.title.startswith("1 return to a checkpoint, 1 min 1")
+    assert found.cause == "55 steps were done again: the loss is far above"
+    assert list(findings.restarts(record)) == []
+
+
+def test_a_fault_told_after_a_stop_does_not_undo_it(story: Write) -> None:
+    """Training that diverged ends with an error: first its own stop, then the fault of the rank."""
+    folder = story()
+    events = read_rows(folder / "events.jsonl")
+    stop = events[-1] | {"reason": "diverged"}
+    fault = {"time": stop["time"] + 3.0, "event": "fault", "step": 600, "kind": "error", "host": "alpha", "rank": 0}
+    write_rows(folder / "events.jsonl", [*events[:-1], stop, fault])
+    split = TimeSplit(load_run(folder))
+    assert (split.stop_reason, split.ended) == ("diverged", stop["time"])
+
+
+def test_machines_that_got_it_wrong_are_findings(story: Write) -> None:
+    folder = story()
+    drift = {"ago": 2.0, "event": "drift", "step": 590, "ranks": [1], "hosts": ["beta"], "known": True}
+    damaged = {"ago": 1.0, "event": "damaged", "step": 400, "checkpoint": "step-00000600", "lost_steps": 200}
+    insert_before(folder, "stop", drift, damaged | {"problem": "model.safetensors: SHA-256 differs"})
+    first, second = findings.faulty(load_run(folder))
+    assert (first.severity, first.title) == ("serious", "Ranks held different weights at step 590")
+    assert first.cause == "rank 1 (beta): a fault of memory, device or network"
+    assert second.title == "Checkpoint step-00000600 was damaged and passed over"
+    assert second.cause == "model.safetensors: SHA-256 differs; it cost 200 steps"
+
+
 def test_a_second_start_from_nothing_is_a_restart(story: Write) -> None:
     folder = story(crash_at=35)  # before the first checkpoint
     rewrite(folder, "events.jsonl", lambda row: {**row, "event": "start"} if row["event"] == "resume" else row)
     rewrite(folder, "events.jsonl", lambda row: {k: v for k, v in row.items() if k != "lost_steps"})
     split = TimeSplit(load_run(folder))
     assert split is not None
-    assert (split.restarts, split.lost_steps) == (1, None)
+    assert [each.steps for each in split.setbacks] == [None]
     assert split.lost == pytest.approx(5.0 + 60.0 + 35 * 0.28 + 2.5, abs=0.4)
 
 

@@ -161,12 +161,28 @@ def spikes(record: RunRecord) -> Found:
 
 def skipped(record: RunRecord) -> Found:
     count = sum(int(number(row, "steps") or 0) for row in record.events if row.get("event") == "skipped")
-    rolled = sum(row.get("event") == "roll_back" for row in record.events)
     if count:
-        back = f"; the run went back to a checkpoint {units.plural(rolled, 'time')}" if rolled else ""
-        title, cause = f"{units.plural(count, 'step')} learnt nothing", f"their gradient was not finite{back}"
+        title, cause = f"{units.plural(count, 'step')} learnt nothing", "their gradient was not finite, or far too long"
         remedy = "a few are usual in fp16; otherwise lower the rate or use bf16"
-        yield Finding(SERIOUS if rolled else WORTH, title, cause, remedy)
+        yield Finding(WORTH, title, cause, remedy)
+
+
+def faulty(record: RunRecord) -> Found:
+    """What a machine got wrong: weights in memory, a checkpoint on disk."""
+    for row in record.events:
+        at = f"step {units.count(number(row, 'step'))}"
+        if row.get("event") == "drift":
+            ranks, hosts = (", ".join(dict.fromkeys(map(str, row.get(key) or []))) for key in ("ranks", "hosts"))
+            who = f"{'rank' if row.get('known') else 'it cannot be told which is wrong of ranks'} {ranks} ({hosts})"
+            cause = f"{who}: a fault of memory, device or network"
+            remedy = "test memory and devices of these hosts, or leave them out; checkpoints from before are sound"
+            yield Finding(SERIOUS, f"Ranks held different weights at {at}", cause, remedy)
+        elif row.get("event") == "damaged":
+            cost = units.plural(number(row, "lost_steps") or 0, "step")
+            title = f"Checkpoint {text(row, 'checkpoint')} was damaged and passed over"
+            yield Finding(
+                SERIOUS, title, f"{text(row, 'problem')}; it cost {cost}", "check the disk that holds the run"
+            )
 
 
 def clipping(record: RunRecord) -> Found:
@@ -220,13 +236,25 @@ def checkpoint_stalls(record: RunRecord) -> Found:
 
 
 def restarts(record: RunRecord) -> Found:
-    split = measures.TimeSplit(record)
-    if split.restarts:
-        steps = "an unknown number of steps" if split.lost_steps is None else units.plural(split.lost_steps, "step")
-        severity = SERIOUS if split.lost > 0.1 * split.wall else WORTH
-        title = f"{units.plural(split.restarts, 'restart')}, {units.duration(split.lost)} lost"
-        remedy = "save more often (checkpoint.every) where that is much"
-        yield Finding(severity, title, f"{steps} were done again{came_after(record)}", remedy)
+    found = [each for each in measures.setbacks(record) if each.event != "roll_back"]
+    remedy = "save more often (checkpoint.every) where that is much"
+    yield from lost_work(record, found, units.plural(len(found), "restart"), came_after(record), remedy)
+
+
+def returns(record: RunRecord) -> Found:
+    found = [each for each in measures.setbacks(record) if each.event == "roll_back"]
+    reasons = [text(row, "reason") for row in record.events if row.get("event") == "roll_back"]
+    remedy = "lower schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm"
+    yield from lost_work(record, found, measures.returned(len(found)), f": {'; '.join(dict.fromkeys(reasons))}", remedy)
+
+
+def lost_work(record: RunRecord, found: list[measures.Setback], title: str, why: str, remedy: str) -> Found:
+    if not found:
+        return
+    lost, steps = sum(each.seconds for each in found), measures.lost_steps(found)
+    severity = SERIOUS if lost > 0.1 * measures.TimeSplit(record).wall else WORTH
+    again = "an unknown number of steps" if steps is None else units.plural(steps, "step")
+    yield Finding(severity, f"{title}, {units.duration(lost)} lost", f"{again} were done again{why}", remedy)
 
 
 def came_after(record: RunRecord) -> str:
@@ -295,6 +323,6 @@ def said_otherwise(record: RunRecord) -> Found:
 
 
 DIAGNOSES: tuple[Callable[[RunRecord], Found], ...] = (
-    said_otherwise, divergence, bottleneck, slow_rank, crowded, stalls, throttling, restarts, skipped, spikes, unfinished_schedule,
-    checkpoint_stalls, clipping, fill, memory, lost_segments, unsaid,
+    said_otherwise, divergence, bottleneck, slow_rank, crowded, stalls, throttling, restarts, returns, faulty, skipped, spikes,
+    unfinished_schedule, checkpoint_stalls, clipping, fill, memory, lost_segments, unsaid,
 )  # fmt: skip

@@ -266,7 +266,7 @@ def training_samples(record: RunRecord, host: str) -> list[Row]:
     """Samples taken while steps were made: not at the start, in a validation or while a checkpoint held training up."""
     begun = min((row["time"] for row in record.train_rows if "time" in row), default=0.0)
     ended = max((row["time"] for row in record.train_rows if "time" in row), default=float("inf"))
-    pauses = sorted(pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint"))
+    pauses = sorted(measures.pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint"))
 
     def paused(time: float) -> bool:
         before = bisect(pauses, (time, float("inf")))  # a checkpoint may lie inside a longer validation
@@ -274,15 +274,6 @@ def training_samples(record: RunRecord, host: str) -> list[Row]:
 
     rows = [row for row in record.telemetry.get(host, []) if begun <= row["time"] <= ended]
     return [row for row in rows if not paused(row["time"])]
-
-
-def pause(row: Row) -> tuple[float, float]:
-    """When training stood still for an event. That of a checkpoint is written when its thread is done, long after."""
-    long = number(row, "seconds") or 0.0
-    since = number(row, "stalled_at")
-    if since is None:
-        since = row["time"] - long - (number(row, "write_seconds") or 0.0)
-    return since, since + long
 
 
 @once

@@ -3,9 +3,11 @@ rates obey the formula, what a checkpoint should weigh. Raises NotRecorded where
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from dragoman.config.schedule import learning_rate
+from dragoman.report import units
 from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, number, once, text
 from dragoman.runs import Row
 
@@ -32,12 +34,9 @@ class TimeSplit:
         self.stop_reason = stop_reason(record)
         self.training = number(record.last_row, "train_seconds")
         self.validation, self.checkpoint = spent(record, "validation"), spent(record, "checkpoint")
-        self.lost = sum(until - since for since, until in lost_spans(record))
+        self.setbacks = setbacks(record)
+        self.lost = sum(each.seconds for each in self.setbacks)
         self.other = self.wall - (self.training or 0.0) - self.validation - self.checkpoint - self.lost
-        self.restarts = len(begun) - 1
-        lost_steps = [number(row, "lost_steps") for row in begun[1:]]
-        self.lost_steps = None if None in lost_steps else int(sum(steps or 0 for steps in lost_steps))
-        """None when a restart does not say it, as one that had to begin again from nothing."""
         parts = [("Training steps", self.training)] if self.training is not None else []
         beside = [("Validation", self.validation), ("Checkpoints", self.checkpoint)]
         parts += [part for part in beside if part[1] or not record.origin]  # other logs tell them rarely
@@ -61,54 +60,105 @@ def process_start(record: RunRecord) -> float:
     return float(min([begun[0]["time"], *counted[:1]]))
 
 
-def stop_reason(record: RunRecord) -> str:
+def own_events(record: RunRecord) -> list[Row]:
+    """Without faults: a launcher tells of them after the fact, also of a run that had stopped by itself with an error."""
+    return [row for row in record.events if row.get("event") != "fault"]
+
+
+def last_stop(record: RunRecord) -> Row:
     """Empty when the last event is no stop: the run is still going or was killed."""
-    last = record.events[-1] if record.events else {}
-    return text(last, "reason") or "no reason given" if last.get("event") == "stop" else ""
+    last = own_events(record)[-1:]
+    return last[0] if last and last[0].get("event") == "stop" else {}
+
+
+def stop_reason(record: RunRecord) -> str:
+    return text(last_stop(record), "reason") or "no reason given" if last_stop(record) else ""
 
 
 @once
 def end_time(record: RunRecord) -> float:
     """The stop, or the last sign of life of a run without one."""
-    if stop_reason(record):
-        return float(record.events[-1]["time"])
+    if stop := last_stop(record):
+        return float(stop["time"])
     rows = [record.events, record.train_rows, record.valid_rows, *record.telemetry.values()]
     return max((number(row, "time") or 0.0 for some in rows for row in some), default=0.0)
 
 
 def last_step(record: RunRecord) -> int | None:
     """Updates done: by the stop event, or else by the last row."""
-    stopped_at = number(record.events[-1], "step") if stop_reason(record) else None
+    stopped_at = number(last_stop(record), "step")
     return record.last_row.get("step") if stopped_at is None else int(stopped_at)
 
 
 def pauses(record: RunRecord) -> list[tuple[float, float]]:
     """From every stop in good order to the resume after it: nobody computed, and nothing was lost."""
-    following = zip(record.events, record.events[1:], strict=False)
     return [
         (row["time"], after["time"])
-        for row, after in following
+        for row, after in pairwise(own_events(record))
         if row.get("event") == "stop" and after in starts(record)
     ]
 
 
-def lost_spans(record: RunRecord) -> list[tuple[float, float]]:
-    """For every restart: from the last record at or before the step it went on from, to the restart itself."""
-    spans = []
-    for restart in starts(record)[1:]:
-        step, until = number(restart, "step") or 0.0, restart["time"]
+KEPT = ("start", "resume", "stop", "validation", "checkpoint", "roll_back")
+"""Events of work that was kept. Others, as a fault or a hang, are told long after the step that they name."""
+
+
+class Setback(NamedTuple):
+    """Training went on from an earlier step: a restart, or a return to a checkpoint in the same process."""
+
+    event: str
+    since: float  # the last record at or before that step
+    until: float
+    steps: int | None  # None when a restart does not say it, as one that had to begin again from nothing
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
+
+
+@once
+def setbacks(record: RunRecord) -> list[Setback]:
+    found, first = [], starts(record)[:1]
+    for row in record.events:
+        if row.get("event") not in ("start", "resume", "roll_back") or row in first:
+            continue
+        step, until = number(row, "step") or 0.0, row["time"]
         until = next((since for since, end in pauses(record) if end == until), until)
-        rows = [row for row in (*record.events, *record.train_rows, *record.valid_rows) if row is not restart]
-        times = [number(row, "time") or 0.0 for row in rows if (number(row, "step") or 0.0) <= step]
-        spans.append((max((time for time in times if time <= until), default=until), until))
-    return spans
+        kept = [pause(each)[1] for each in record.events if each is not row and reached(each, step)]
+        kept += [
+            number(each, "time") or 0.0 for each in (*record.train_rows, *record.valid_rows) if each["step"] <= step
+        ]
+        lost = number(row, "lost_steps") if row["event"] != "roll_back" else (number(row, "from_step") or step) - step
+        since = max((time for time in kept if time <= until), default=until)
+        found.append(Setback(row["event"], since, until, None if lost is None else int(lost)))
+    return found
+
+
+def reached(event: Row, step: float) -> bool:
+    return event.get("event") in KEPT and (number(event, "step") or 0.0) <= step
+
+
+def returned(times: int) -> str:
+    return units.plural(times, "return to a checkpoint", "returns to a checkpoint")
+
+
+def lost_steps(found: list[Setback]) -> int | None:
+    steps = [each.steps for each in found]
+    return None if None in steps else sum(each or 0 for each in steps)
 
 
 def spent(record: RunRecord, kind: str) -> float:
     """Seconds of all events of a kind, less those that fell into a lost span and are counted there."""
-    gaps, events = lost_spans(record), [row for row in record.events if row.get("event") == kind]
-    kept = [row for row in events if not any(since < row["time"] < until for since, until in gaps)]
+    events = [row for row in record.events if row.get("event") == kind]
+    kept = [row for row in events if not any(each.since < pause(row)[1] < each.until for each in setbacks(record))]
     return sum(number(row, "seconds") or 0.0 for row in kept)
+
+
+def pause(row: Row) -> tuple[float, float]:
+    """When training stood still for an event. That of a checkpoint is written when its thread is done, long after."""
+    long, since = number(row, "seconds") or 0.0, number(row, "stalled_at")
+    until = row["time"] - (number(row, "write_seconds") or 0.0) if since is None else since + long
+    return until - long, until
 
 
 class StepSpan(NamedTuple):
@@ -175,7 +225,7 @@ class StepTimes:
         if not record.origin:
             beside = (spent(record, "validation") + spent(record, "checkpoint")) / steps
             return self.mean + beside if record.events else None
-        took = number(record.events[-1], "seconds") if stop_reason(record) and not record.stated else None
+        took = number(last_stop(record), "seconds") if not record.stated else None
         return took / steps if took else None
 
 

@@ -6,7 +6,17 @@ from dragoman.config import Config
 from dragoman.config.schedule import decay_begin, decay_length, formula
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence
-from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, starts, stop_reason
+from dragoman.report.measures import (
+    RateCheck,
+    StepTimes,
+    TimeSplit,
+    last_step,
+    lost_steps,
+    returned,
+    series,
+    starts,
+    stop_reason,
+)
 from dragoman.report.read import NotRecorded, RunRecord, number
 
 
@@ -47,11 +57,15 @@ def duration(record: RunRecord) -> Answer:
     if split.paused:
         evidence.append(("Paused between a stop and a resume, not counted", units.duration(split.paused)))
     if split.lost:
-        verdict += f", {units.duration(split.lost)} were lost to {units.plural(split.restarts, 'restart')}"
-        again = units.count(split.lost_steps)
-        if steps and split.training and split.lost_steps:
-            again += f", about {units.duration(split.lost_steps * split.training / steps)} of work"
-        evidence += [("Restarts", units.count(split.restarts)), ("Steps lost and done again", again)]
+        back = sum(each.event == "roll_back" for each in split.setbacks)
+        again = len(split.setbacks) - back
+        to = " and ".join([units.plural(again, "restart")] * bool(again) + [returned(back)] * bool(back))
+        verdict += f", {units.duration(split.lost)} were lost to {to}"
+        lost = lost_steps(split.setbacks)
+        twice = units.count(lost)
+        if steps and split.training and lost:
+            twice += f", about {units.duration(lost * split.training / steps)} of work"
+        evidence += [("Lost to", to), ("Steps lost and done again", twice)]
     return Answer(1, f"{verdict}.", evidence, "time_split")
 
 
