@@ -15,9 +15,11 @@ from made_runs import Gpu, Made, settling
 
 from dragoman.report import diagnose, load_run
 from dragoman.report.findings import findings
-from dragoman.report.learning_questions import has_diverged
+from dragoman.report.learning_questions import has_diverged, overfitting
 from dragoman.report.machine import straggler, waits
+from dragoman.report.read import RunRecord
 from dragoman.report.render import render_markdown
+from dragoman.runs import RunFolder
 
 GPUS: dict[str, Any] = {"gpu": Gpu()}
 TWO: dict[str, Any] = {"hosts": 2, "ranks": 2, "gpu": Gpu(), "hidden": 0.1}
@@ -160,7 +162,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {**GPUS, "valid": lambda s: 9 - 0.6 * math.log(s), "slice": lambda s: 8.98 - 0.6 * math.log(s), "bleu": lambda s: 3 * math.log(s)},
         "compute", {2: r"^No: 10 % more steps would bring \+0.2\d BLEU", 3: "^No: "}, (),
     ),
-    "too noisy to tell": ({**GPUS, "noise": 0.15}, "compute", {2: "^Cannot be told for sure"}, ()),
+    "too noisy to tell": ({**GPUS, "noise": 0.15}, "compute", {2: "^Cannot be told for sure", 3: "^No: the validation loss is at its lowest or within noise"}, ()),
     "too few validations": ({**GPUS, "valid_every": 2000}, "compute", {2: "^Not recorded: 2 validations recorded"}, ()),
     "overfitted": (
         {**GPUS, "valid": rising_after(1500, 2.9), "slice": settling(8.5, 1.6, 900), "bleu": lambda s: 27 - max(0, s - 1500) * 1e-3},
@@ -272,7 +274,7 @@ RECORDED: dict[str, tuple[str, dict[int, str], tuple[str, ...]]] = {
     "straggler": ("ranks", {5: "^No, the network was not"}, (r"Rank 1 \(h1\) is a straggler",)),
     "starved": ("data", {5: "^No traffic"}, ("Waiting for data bounds the step",)),
     "one-cpu": ("compute", {2: "^No: ", 4: "^No GPU", 9: "12 bytes a parameter"}, ()),
-    "restarted": ("compute", {1: "23.8 s were lost to 1 restart"}, ("1 restart, 23.8 s lost",)),
+    "restarted": ("compute", {1: "24.2 s were lost to 1 restart"}, ("1 restart, 24.2 s lost",)),
     "h200": ("compute", {2: "^Yes, as far as its schedule goes", 3: "^No: ", 4: "^Yes: busy 93.1 % of the time, SM activity 85.1 %, 659 W of 700 W"}, ("stalls of single steps", "ran at its power limit")),
 }  # fmt: skip
 
@@ -329,6 +331,32 @@ def test_the_examples_say_what_the_report_says_today(example: str, name: str) ->
     shown = json.loads((ROOT / "docs" / "examples" / example / "report.json").read_text(encoding="utf-8"))
     today = diagnose(Path(__file__).parent / "recorded" / name)
     assert [each["verdict"] for each in shown["answers"]] == [answer.verdict for answer in today]
+
+
+def curve(count: int, noise: float, seed: int, valid_rise: float, slice_rise: float) -> RunRecord:
+    """Validations that settle, and rise by so much over the second half of the run, with noise of a normal distribution."""
+    dice, record = random.Random(seed), RunRecord(RunFolder("nowhere"))
+    for at in range(count):
+        fallen, later = 3 * math.exp(-10 * at / count), max(0.0, 2 * at / count - 1)
+        loss, known = (2.9 + fallen + later * rise + dice.gauss(0, noise) for rise in (valid_rise, slice_rise))
+        record.valid_rows.append({"step": 1000 * (at + 1), "loss": loss, "train_slice_loss": known - 0.1})
+    return record
+
+
+@pytest.mark.parametrize("count", [8, 16, 75])
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_noise_of_flat_validations_is_not_taken_for_overfitting(count: int, noise: float) -> None:
+    verdicts = [overfitting(curve(count, noise, seed, 0.0, 0.0)).verdict for seed in range(300)]
+    assert sum("risen" in verdict for verdict in verdicts) <= 0.03 * len(verdicts)
+
+
+@pytest.mark.parametrize("count", [16, 75])
+@pytest.mark.parametrize(
+    ("slice_rise", "wanted"), [(-0.1, "^Yes, since step"), (0.0, "^Yes"), (0.3, "it is training that fails")]
+)
+def test_a_rise_is_found_through_the_noise(count: int, slice_rise: float, wanted: str) -> None:
+    verdicts = [overfitting(curve(count, 0.02, seed, 0.3, slice_rise)).verdict for seed in range(100)]
+    assert [verdict for verdict in verdicts if not re.search(wanted, verdict)] == []
 
 
 def test_losses_of_single_batches_are_not_taken_for_a_divergence(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -19,7 +18,8 @@ SMOOTHED_ROWS = 20  # of metrics: their median is a level, not chance
 FURTHER = 1.1  # ask what the next 10 % of steps would bring
 ENOUGH_BLEU, ENOUGH_LOSS = 0.1, 0.004  # BLEU points and nats: less than this is no reason to go on
 FEWEST = 4  # validations that a trend is read from
-RISEN = 0.01  # of the lowest validation loss: above this it is more than noise
+RISEN, RISEN_IN_FEW = 0.01, 0.03  # of the lowest validation loss; in few validations, whose noise nobody can tell
+SURE = 4  # times the noise: the lowest of many levels is low by chance
 
 
 class Trend(NamedTuple):
@@ -182,9 +182,10 @@ def gap(record: RunRecord) -> Gap | None:
 
 def overfitting(record: RunRecord) -> Answer:
     """Validation loss is compared with the loss of a slice of the training set, both with dropout off; training rows have dropout on,
-    which alone can put them above the validation loss. Overfitting: the validation loss has risen by more than 1 % and more than its
-    noise above its lowest value, for the last two validations, while the slice is still learnt. The gap alone proves
-    nothing: a part of it is there because validation text is other text."""
+    which alone can put them above the validation loss. Overfitting: the mean of the last tenth of the validations (two at least) lies above
+    the lowest such mean by more than 1 % and four times its noise, and the slice did not rise with it. Noise is told from how far the
+    validations of the last two thirds lie off the line between their neighbours; fewer than seven tell none, and must rise by 3 %. The
+    gap alone proves nothing: a part of it is there because validation text is other text."""
     steps, losses = series(record.valid_rows, "loss")
     if not losses:
         raise record.lacks("metrics.jsonl", "has no validation loss")
@@ -217,17 +218,13 @@ def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int]
         return "No: training diverged, which is another illness."
     lowest = min(losses)
     at, rise = steps[losses.index(lowest)], losses[-1] - lowest
-    noise = spread([after - before for before, after in pairwise(losses)]) if len(losses) > 4 else 0.0
-    risen = (
-        min(losses[-2:]) - lowest > max(RISEN * lowest, min(noise, rise / 2)) and losses.index(lowest) < len(losses) - 2
-    )
-    falls = known_falls(record, at)
+    risen = has_risen(losses)
     beside = (
         f"; the gap to training data without dropout went from {found.first:.3f} to {found.last:.3f} nats"
         if found
         else ""
     )
-    if risen and falls is not False:
+    if risen and not known_rises(record, at, rise / 2):
         return f"Yes, since step {at:,}: the validation loss has risen by {nats(rise)} ({units.percent(rise / lowest)}) since then{beside}."
     if risen:
         return f"No: the validation loss has risen since step {at:,}, but so has that of training data: it is training that fails."
@@ -238,13 +235,27 @@ def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int]
     return f"No: the validation loss is at its lowest or within noise of it{beside}."
 
 
-def known_falls(record: RunRecord, since: int) -> bool | None:
-    """Whether training data is still learnt after a step: its slice, or else the rows with dropout; None where nobody knows."""
+def has_risen(losses: list[float]) -> bool:
+    width = max(2, len(losses) // 10)
+    levels = [fmean(losses[at : at + width]) for at in range(len(losses) - width + 1)]
+    later = losses[len(losses) // 3 :]
+    bends = [one - 2 * middle + other for one, middle, other in zip(later, later[1:], later[2:], strict=False)]
+    limit = RISEN_IN_FEW * min(levels)
+    if len(bends) > 2:
+        noise = (
+            spread(bends) / math.sqrt(6) * math.sqrt(2 / width)
+        )  # of a bend, of a loss, of the difference of two levels
+        limit = max(RISEN * min(levels), SURE * noise)
+    return levels[-1] - min(levels) > limit
+
+
+def known_rises(record: RunRecord, since: int, much: float) -> bool:
+    """Whether the loss of training data, too, surely rose after a step: that of its slice, or else of the rows with dropout."""
     rows = record.valid_rows if series(record.valid_rows, "train_slice_loss")[0] else record.train_rows
     key = "train_slice_loss" if rows is record.valid_rows else "loss"
-    steps, values = series(rows, key)
-    then = [value for step, value in zip(steps, values, strict=True) if step <= since]
-    return values[-1] < then[-1] if then else None
+    steps, values = series([row for row in rows if row["step"] >= since], key)
+    rising = slope(steps, values)
+    return rising is not None and rising.low > 0 and rising.value * (steps[-1] - steps[0]) > much
 
 
 def nats(value: float) -> str:
