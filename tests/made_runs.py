@@ -56,6 +56,7 @@ class Made:
     hidden: float = 0.0  # communication behind the backward pass
     data: float = 0.0  # waiting for it, while the device is idle
     idle: float = 0.0  # of the device, for another reason
+    since: int = 0  # the step after which network and data are as slow as that
     slow: dict[int, float] = field(default_factory=dict)  # rank -> times as long
     jitter: float = 0.01
     granted: float = 1.0  # share of its computing that a rank got a processor for
@@ -149,14 +150,15 @@ class Made:
 
     def make_spans(self, step: int) -> tuple[Row, float]:
         """Every rank's own time, then the wait for the slowest, then the network."""
-        network = self.network * (1 + self.wave * math.sin(step / 150))
+        late = step > self.since
+        network, data = self.network * (1 + self.wave * math.sin(step / 150)) * late, self.data * late
         own = []
         for rank in range(self.world):
             factor = self.slow.get(rank, 1.0) * (1 + self.random.gauss(0, self.jitter))
             own.append((self.forward * factor, self.backward * factor))
         last = max(sum(times) for times in own)
         exposed = [network + last - sum(times) for times in own] if self.world > 1 else [0.0]
-        spans: Row = {"data": [self.data] * self.world, "idle": [self.data + self.idle] * self.world}
+        spans: Row = {"data": [data] * self.world, "idle": [data + self.idle] * self.world}
         spans |= {
             "other": [0.001] * self.world,
             "optimizer": [0.01] * self.world,
@@ -164,7 +166,7 @@ class Made:
         }
         spans |= {"forward": [times[0] for times in own], "backward": [times[1] for times in own], "exposed": exposed}
         spans["communication"] = [self.hidden + wait for wait in exposed]
-        return spans, last + network * (self.world > 1) + self.data + self.idle + 0.012
+        return spans, last + network * (self.world > 1) + data + self.idle + 0.012
 
     def validate(self, step: int) -> None:
         self.pass_time(self.valid_seconds, working=False)

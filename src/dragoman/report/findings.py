@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dragoman.report import machine, measures, units
 from dragoman.report.contradictions import contradictions
 from dragoman.report.learning_questions import has_diverged
-from dragoman.report.machine_questions import CAUSES
+from dragoman.report.machine_questions import CAUSES, judged_since, part_words
 from dragoman.report.measures import last_step, series, stop_reason
 from dragoman.report.questions import answered
 from dragoman.report.read import RunRecord, collected, number, section, text
@@ -50,6 +50,7 @@ def bottleneck(record: RunRecord) -> Found:
     title = f"{CAUSES[waits.bound][0].upper()}{CAUSES[waits.bound][1:]}"
     cause = f"{units.duration(share * waits.step)} of a step of {units.duration(waits.step)} is this wait ({units.percent(share)})"
     gain = f"without it, steps would be {waits.without(waits.bound):.2g} times as fast"
+    gain += f"{part_words(waits)}{judged_since(record)}"
     yield Finding(SERIOUS if share > 0.3 else WORTH, title, f"{cause}; {gain}", remedies[waits.bound])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,9 +36,9 @@ class Window(NamedTuple):
 
 @once
 def windows(record: RunRecord) -> list[Window]:
-    """Those that show how the run usually was."""
-    found = []
-    for span in measures.usual_spans(record):
+    """Those that show how the run usually was, on the ranks and hosts that are described."""
+    found, since = [], measures.rearranged_at(record)
+    for span in (span for span in measures.usual_spans(record) if span.step > since):
         spans = record.spans.get(span.step, {})
         ranks = {name: values for name in (*PHASES, "data", "communication", "cpu") if (values := numbers(spans, name))}
         whole = len(ranks) == len(PHASES) + 3 and len({len(values) for values in ranks.values()}) == 1
@@ -53,8 +54,10 @@ def numbers(row: Row, key: str) -> list[float]:
 
 
 class Waits(NamedTuple):
-    """Seconds of a usual step that were waiting, by cause."""
+    """Seconds of a mean step that were waiting, by cause. Not of a median one: what holds up less than half of the windows may take
+    most of the time."""
 
+    windows: list[Window]
     step: float
     network: float  # the rank that had to wait least still waited that long for gradients
     ranks: float  # what the rank that waits most waits longer than that: for a slower one, which itself does not wait
@@ -76,6 +79,13 @@ class Waits(NamedTuple):
         worst = max(self.causes, key=lambda name: self.causes[name])
         return worst if self.causes[worst] >= MUCH else "untimed" if self.untimed else "compute"
 
+    @property
+    def held(self) -> tuple[float, int]:
+        """The share of steps that the cause which bounds the step held up much, and the step after which that began."""
+        slow = [window for window in self.windows if wait_of(window, self.bound) >= MUCH * window.seconds]
+        steps = sum(window.steps for window in slow)
+        return steps / sum(window.steps for window in self.windows), slow[0].step - slow[0].steps if slow else 0
+
     def without(self, cause: str) -> float:
         """How many times as fast steps would be without this waiting."""
         return 1.0 / max(1.0 - self.causes[cause], 1e-9)
@@ -87,27 +97,33 @@ UNTIMED = ("fsdp", "hybrid")  # strategies whose exchange nobody times
 
 @once
 def waits(record: RunRecord) -> Waits:
-    """Medians over windows. Raises where no spans are recorded."""
+    """Means over all steps. Raises where no spans are recorded."""
     found = windows(record)
     if not found:
         raise record.lacks("spans.jsonl", "has no whole window after the first")
     on_gpu = text(record.environment, "device") == "cuda"
-    step = statistics.median(window.seconds for window in found)
-    network = statistics.median(min(window.ranks["exposed"]) for window in found)
-    ranks = longest_wait(found)
-    data = statistics.median(exposed_data(window) for window in found)
-    gaps = statistics.median(window.mean("idle") for window in found) - data
+    step = mean_step(found, lambda window: window.seconds)
+    network, data, gaps = (mean_step(found, partial(wait_of, cause=cause)) for cause in ("network", "data", "host"))
     host = max(0.0, gaps, unseen_gaps(record, found, step) - data) if on_gpu else 0.0
     strategy = record.config.parallel.strategy if record.config else "ddp"
-    untimed = strategy in UNTIMED and len(found[0].ranks["idle"]) > 1
-    return Waits(step, network, ranks, data, host, len(record.hosts) == 1, untimed)
+    world = min(len(window.ranks["idle"]) for window in found)
+    # By rank, because chance makes every rank the slowest at times.
+    ranks = max(mean_step(found, partial(wait_of, cause="ranks", rank=rank)) for rank in range(world))
+    return Waits(found, step, network, ranks, data, host, len(record.hosts) == 1, strategy in UNTIMED and world > 1)
 
 
-def longest_wait(found: list[Window]) -> float:
-    """Of the rank that usually waits most for another rank. By rank, because chance makes every rank the slowest at times."""
-    for_ranks = [[wait - min(window.ranks["exposed"]) for wait in window.ranks["exposed"]] for window in found]
-    by_rank = zip(*for_ranks, strict=False)  # a resume may bring other ranks
-    return max(float(statistics.median(waits)) for waits in by_rank)
+def mean_step(found: list[Window], seconds: Callable[[Window], float]) -> float:
+    return sum(seconds(window) * window.steps for window in found) / sum(window.steps for window in found)
+
+
+def wait_of(window: Window, cause: str, rank: int | None = None) -> float:
+    """Seconds a step; for a slower rank, of this one or of the one that waits most."""
+    waited = window.ranks["exposed"]
+    if cause == "ranks":
+        return (max(waited) if rank is None else waited[rank]) - min(waited)
+    if cause in ("network", "exchange"):
+        return min(waited)
+    return exposed_data(window) if cause == "data" else window.mean("idle") - exposed_data(window)
 
 
 def exposed_data(window: Window) -> float:
@@ -145,7 +161,7 @@ def straggler(record: RunRecord) -> Straggler | None:
     the slowest has the least to wait."""
     found = windows(record)
     world = len(found[-1].ranks["idle"]) if found else 0
-    found = [window for window in found if len(window.ranks["idle"]) == world]  # others are from before a resume
+    found = [window for window in found if len(window.ranks["idle"]) == world]
     hosts = [[rank for rank in row.get("ranks") or [] if rank < world] for row in record.hosts]
     whole = [ranks for ranks in hosts if len(ranks) > 1] if sum(map(len, hosts)) == world else []
     for groups in (whole, [[rank] for rank in range(world)]):
@@ -264,7 +280,8 @@ def predicted(record: RunRecord) -> Exchange:
 @once
 def training_samples(record: RunRecord, host: str) -> list[Row]:
     """Samples taken while steps were made: not at the start, in a validation or while a checkpoint held training up."""
-    begun = min((row["time"] for row in record.train_rows if "time" in row), default=0.0)
+    since = measures.rearranged_at(record)
+    begun = min((row["time"] for row in record.train_rows if "time" in row and row["step"] > since), default=0.0)
     ended = max((row["time"] for row in record.train_rows if "time" in row), default=float("inf"))
     pauses = sorted(measures.pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint"))
 

@@ -9,7 +9,7 @@ from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import bytes_per_s
 from dragoman.report.machine import Traffic, Waits, mean_of
-from dragoman.report.measures import series
+from dragoman.report.measures import rearranged, rearranged_at, series
 from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
 from dragoman.report.stats import Estimate, correlation
 from dragoman.runs import Row
@@ -34,7 +34,27 @@ def bound_words(found: Waits) -> str:
         left = max(found.causes, key=lambda name: found.causes[name])
         return f"{CAUSES['compute']}; all waiting together is {units.percent(sum(found.causes.values()))} of it, most for {left}"
     share, faster = found.causes[found.bound], found.without(found.bound)
-    return f"{CAUSES[found.bound]}: {units.percent(share)} of it is that wait, without it steps would be {faster:.2g} times as fast"
+    gain = f"without it steps would be {faster:.2g} times as fast"
+    return f"{CAUSES[found.bound]}: {units.percent(share)} of it is that wait, {gain}{part_words(found)}"
+
+
+def part_words(found: Waits) -> str:
+    """Where a wait holds up a part of the run only."""
+    share, since = found.held
+    so = f"it is so ({machine.MUCH * 100:.0f} % and more)"
+    return f"; {so} in {units.percent(share)} of the steps, first after step {since:,}" if 0 < share < 0.9 else ""
+
+
+def judged_since(record: RunRecord) -> str:
+    found = rearranged(record)
+    if not found or not rearranged_at(record):
+        return ""
+    before, after = (
+        f"{units.plural(len(hosts), 'host')} with {ranks}" if (hosts := row.get("hosts")) else ranks
+        for row in found
+        for ranks in [units.plural(number(row, "ranks") or 0, "rank")]
+    )
+    return f" (since step {rearranged_at(record):,}, when it was resumed on {after}; before, {before})"
 
 
 def wait_evidence(found: Waits) -> Evidence:
@@ -45,7 +65,7 @@ def wait_evidence(found: Waits) -> Evidence:
         "data": "for data",
         "host": "for the host",
     }
-    rows = [("Usual step (median of windows)", units.duration(found.step))]
+    rows = [("Mean step, first rows left out", units.duration(found.step))]
     rows += [
         (f"Waiting {names[cause]}", f"{units.duration(share * found.step)} a step, {units.percent(share)}")
         for cause, share in found.causes.items()
@@ -121,7 +141,8 @@ def celsius(rows: list[Row]) -> str:
 
 def work(record: RunRecord) -> str:
     """Floating-point operations by the model's own count."""
-    rates = [value for row in record.train_rows[1:] if (value := number(row, "target_tokens_per_s")) is not None]
+    rows = [row for row in record.train_rows if row["step"] > rearranged_at(record)]
+    rates = series(rows[1:], "target_tokens_per_s")[1]
     per_token, ranks = (
         number(record.environment, "model", "flops_per_target_token"),
         number(record.environment, "world_size"),
@@ -175,7 +196,7 @@ def network(record: RunRecord) -> Answer:
         verdict = f"{was} the bottleneck: {verdict}; {bound_words(waits)}."
     if waits.bound == "network" and spent and (busiest.link_mbit or 0) * 1e6 > 16 * busiest.sent_per_step / spent:
         carried = units.bit_rate(busiest.sent_per_step / spent)
-        verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it is shaped or shared."
+        verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it may be shaped, or shared."
     evidence = [
         (f"Sent a step, predicted ({predicted.how})", units.size(predicted.sent_bytes)),
         ("Measured against predicted", agreement(busiest, predicted.sent_bytes)),
@@ -233,7 +254,7 @@ def network_by_arithmetic(record: RunRecord) -> Answer:
 
 
 def spent_communicating(record: RunRecord) -> float:
-    return statistics.median(min(window.ranks["communication"]) for window in machine.windows(record))
+    return machine.mean_step(machine.windows(record), lambda window: min(window.ranks["communication"]))
 
 
 def agreement(found: Traffic, predicted: float | None) -> str:
@@ -294,7 +315,7 @@ def step_and_network(record: RunRecord) -> Answer:
 def meaning(waits: Waits, with_wait: Estimate | None) -> str:
     share = units.percent(waits.causes["network"])
     if waits.bound == "network":
-        return f"what it means: {share} of every step is waiting for the network, whatever the correlation"
+        return f"what it means: {share} of a mean step is waiting for the network, whatever the correlation{part_words(waits)}"
     if with_wait and with_wait.low > 0.5 and waits.causes["network"] > 0.05:
         return f"what it means: steps differ by what the network adds, but it is only {share} of a step"
     return f"what it means: the network adds {share} to a step, and other causes make steps differ"

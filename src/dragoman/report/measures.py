@@ -51,6 +51,21 @@ def starts(record: RunRecord) -> list[Row]:
     return [row for row in record.events if row.get("event") in ("start", "resume")]
 
 
+def rearranged(record: RunRecord) -> tuple[Row, Row] | None:
+    """The last start on other ranks or hosts than the start before it, and that one: environment.json describes the last alone."""
+    for before, after in reversed(list(pairwise(starts(record)))):
+        if any(before[key] != after[key] for key in ("ranks", "hosts") if key in before and key in after):
+            return before, after
+    return None
+
+
+@once
+def rearranged_at(record: RunRecord) -> int:
+    """The step from which the machines were as they are described; 0 where they always were."""
+    found = rearranged(record)
+    return int(number(found[1], "step") or 0) if found else 0
+
+
 def process_start(record: RunRecord) -> float:
     """When the first process began: reading data and placing the model go before the start event. The events that count their
     seconds from there tell it."""

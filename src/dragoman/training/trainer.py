@@ -584,16 +584,17 @@ class Trainer:
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
         lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
-        story: dict[str, Any] = {"after": after} if after else {}
+        story: dict[str, Any] = {"ranks": self.mesh.world, "hosts": [entry["host"] for entry in hosts]}
+        story |= {"after": after} if after else {}
         if after == facts.SILENT:  # nobody of ours watched: torchrun, a scheduler, one process alone
             self.event("fault", kind="silent", host=None, rank=None, error=after)
         if found.source:
             story |= {"changed": self.changed} if self.changed else {}
             story |= {"damaged": list(found.damaged)} if found.damaged else {}
-            self.event("resume", ranks=self.mesh.world, lost_steps=lost, **story)
+            self.event("resume", lost_steps=lost, **story)
         else:  # lost steps: it was killed before its first checkpoint
             story |= {"lost_steps": lost} if lost else {}
-            self.event("start", ranks=self.mesh.world, **story)
+            self.event("start", **story)
         for name, problem in found.damaged.items():
             cost = runs.step_of(Path(name)) - self.state.step
             self.event("damaged", host=self.host_of[0], checkpoint=name, problem=problem, lost_steps=cost)
