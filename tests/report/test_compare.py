@@ -33,6 +33,22 @@ def test_noise_is_called_noise(tmp_path: Path) -> None:
     assert "within the noise" in loss.verdict or "are the same" in loss.verdict
 
 
+def test_few_common_validations_do_not_tell_noise(tmp_path: Path) -> None:
+    worse, better = ({"valid_every": 2000, "bleu": lambda _, score=score: score} for score in (20.0, 35.0))
+    bleu, *_ = compare(records(tmp_path, worse={**worse, "steps": 2000}, better=better))
+    assert "better is 15.0" in bleu.verdict
+    assert (
+        "more than another seed usually makes (0.3 BLEU); so few common validations do not tell their noise"
+        in bleu.verdict
+    )
+
+
+def test_a_lead_that_grows_is_no_noise(tmp_path: Path) -> None:
+    bleu, *_ = compare(records(tmp_path, flat={"bleu": lambda _: 10.0}, grows={"bleu": lambda step: 10.0 + step / 200}))
+    assert "grows is 17.5" in bleu.verdict
+    assert "noise" not in bleu.verdict
+
+
 def test_runs_of_different_length_are_compared_at_equal_steps(tmp_path: Path) -> None:
     bleu, *_ = compare(records(tmp_path, short={"steps": 2000}, long={"steps": 4000}))
     assert "steps 1,000 to 2,000" in bleu.verdict
@@ -44,7 +60,7 @@ def test_a_faster_run_wins_the_clock(tmp_path: Path) -> None:
     assert "fast is 2." in wall.verdict
     assert [row[4] for row in overview(records(tmp_path, a={}, b={"data": 0.4})).rows] == [
         "computing",
-        "data, 56.1 % of a step",
+        "data, 56.2 % of a step",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from made_runs import Gpu, Made, settling
 
+from dragoman.config.schema import Corpus, Stage
 from dragoman.report import diagnose, load_run
 from dragoman.report.findings import findings
 from dragoman.report.learning_questions import has_diverged, overfitting
@@ -23,6 +24,7 @@ from dragoman.runs import RunFolder
 
 GPUS: dict[str, Any] = {"gpu": Gpu()}
 TWO: dict[str, Any] = {"hosts": 2, "ranks": 2, "gpu": Gpu(), "hidden": 0.1}
+COSINE = ["schedule.policy=cosine", "schedule.learning_rate=0.001"]
 WAITING = Gpu(busy=99.0, active=None, watts=48.0, limit=250.0)
 
 
@@ -36,6 +38,27 @@ def spiky(at: int) -> float:
 
 def diverging(at: int) -> float:
     return settling(9.0, 3.0, 300)(at) if at < 2500 else 7.5
+
+
+def staged(run: Made) -> None:
+    """From step 3,000 on, another mixture of corpora, which is harder."""
+    corpora = tuple(Corpus(name=name, source=f"{name}.en", target=f"{name}.de") for name in ("web", "news"))
+    stages = (Stage(from_step=3000, weights={"news": 4.0}),)
+    data = run.config.data.model_copy(update={"corpora": corpora, "stages": stages})
+    run.config = run.config.model_copy(update={"data": data})
+
+
+def display_card(run: Made) -> None:
+    """A small card for the screen comes first, and the run does not use it."""
+    host = run.environment["hosts"][0]
+    host |= {"gpus": [{"name": "T400", "memory_bytes": 4e9}, *host["gpus"]], "rank_gpus": [1]}
+    for row in run.telemetry[0]:
+        row["gpus"] = [{"utilization_percent": 1, "power_watts": 8}, *row["gpus"]]
+
+
+def no_utilisation(run: Made) -> None:
+    for row in run.telemetry[0]:
+        row["gpus"] = [card | {"utilization_percent": None} for card in row["gpus"]]
 
 
 def halve_rates(run: Made) -> None:
@@ -194,6 +217,8 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         (r"host0 GPU 0 was throttled \(hardware thermal\) for 100.0 %",)),
     "at the power limit": ({"gpu": Gpu(watts=698.0, reasons=["power_cap"])}, "compute", {4: "^Yes.*698 W of 700 W"}, ("ran at its power limit",)),
     "card without SM activity": ({"gpu": Gpu(active=None)}, "compute", {4: "^Yes: busy 99.0 % of the time, 620 W of 700 W"}, ()),
+    "card without utilisation": ({**GPUS, "change": no_utilisation}, "compute", {4: "^Yes: SM activity 90.0 %, 620 W of 700 W; how much of the time"}, ()),
+    "another card for the screen": ({**GPUS, "change": display_card}, "compute", {4: "^Yes: busy 99.0 %"}, ()),
     "fully trained": ({**GPUS}, "compute", {2: "^Yes: 10 % more steps would bring", 3: "^No: "}, ()),
     "under-trained": (
         {**GPUS, "valid": lambda s: 9 - 0.6 * math.log(s), "slice": lambda s: 8.98 - 0.6 * math.log(s), "bleu": lambda s: 3 * math.log(s)},
@@ -219,17 +244,33 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "diverged and nobody said so": (
         {**GPUS, "loss": diverging, "valid": diverging, "slice": diverging}, "compute", {2: "^No: training diverged"}, ("Training diverged",),
     ),
+    "another stage of the data": (
+        {**GPUS, "loss": lambda s: settling(9.0, 2.0, 300)(s) if s <= 3000 else 2.8, "change": staged}, "compute",
+        {2: "^Yes: 10 % more", 3: "^No: the validation loss is at its lowest"}, (),
+    ),
     "loss spikes": ({**GPUS, "loss": spiky}, "compute", {2: "^Yes"}, ("2 loss spikes, at step 2,000, 3,000",)),
     "restarted": ({**GPUS, "crash_at": 1850}, "compute", {1: "were lost to 1 restart"}, ("1 restart, ",)),
     "killed": ({**GPUS, "reason": ""}, "compute", {1: "still running, or killed"}, ()),
     "stopped before its time": ({**GPUS, "planned": 300_000, "reason": "interrupted"}, "compute", {}, ("did 4,000 of 300,000 planned",)),
     "a decay cut off": (
-        {**GPUS, "planned": 9000, "reason": "interrupted", "overrides": ["schedule.policy=cosine", "schedule.learning_rate=0.001"]},
+        {**GPUS, "planned": 9000, "reason": "interrupted", "overrides": COSINE},
         "compute", {6: "rises to 0.001 at step"}, ("did 4,000 of 9,000 planned",),
     ),
     "ended inside the warm-up": ({**GPUS, "overrides": ["schedule.warmup_steps=8000"]}, "compute", {6: "^The rate rises from"}, ("inside its warm-up",)),
     "a schedule that has ended": (
-        {**GPUS, "overrides": ["schedule.policy=cosine", "schedule.learning_rate=0.001"]}, "compute", {2: "^Yes, as far as its schedule goes: the learning rate has come down to .* of its peak"}, (),
+        {**GPUS, "overrides": COSINE}, "compute", {2: "^Yes, as far as its schedule goes: the learning rate has come down to .* of its peak"}, (),
+    ),
+    "a schedule that ended at a floor": (
+        {**GPUS, "overrides": [*COSINE, "schedule.min_learning_rate=0.0001"], "bleu": lambda s: 20 + 7 * (s / 4000) ** 2}, "compute",
+        {2: r"^Yes, as far as its schedule goes: the learning rate has come down to 0.0001, 10\.\d % of its peak"}, (),
+    ),
+    "a floor kept for long": (
+        {**GPUS, "overrides": [*COSINE, "schedule.decay_steps=500", "schedule.min_learning_rate=0.0001"], "bleu": lambda s: 3 * math.log(s)}, "compute",
+        {2: r"^No: 10 % more steps would bring \+0.2\d BLEU"}, (),
+    ),
+    "an inverse root after hundreds of warm-ups": (
+        {**GPUS, "overrides": ["schedule.warmup_steps=9"], "bleu": lambda s: 3 * math.log(s)}, "compute",
+        {2: r"^No: 10 % more steps would bring \+0.2\d BLEU"}, (),
     ),
     "rates that were changed": ({**GPUS, "change": halve_rates}, "compute", {6: "40 of 80 logged rates do NOT obey"}, ()),
     "resumed with another schedule": (

@@ -181,7 +181,7 @@ def test_probe_sentences_in_every_spelling() -> None:
 def test_waiting_for_data_is_the_same_in_two_answers(tmp_path: Path) -> None:
     """A host that waits while its device works costs nothing."""
     hidden = {"change": lambda run: [span.update(data=[0.2]) for span in run.spans]}
-    for how, share in ((hidden, "0.0 %"), ({"data": 0.4}, "56.1 %")):
+    for how, share in ((hidden, "0.0 %"), ({"data": 0.4}, "56.2 %")):
         folder = Made(tmp_path / share, gpu=Gpu(), **how).write()
         assert evidence(ask(folder, 4))["Waiting for data"].endswith(share)
         assert evidence(ask(folder, 10))["Share waiting for data"] == share

@@ -49,6 +49,16 @@ def decay_length(config: Config) -> int:
     return config.schedule.decay_steps or max(1, config.train.max_steps - decay_begin(config.schedule))
 
 
+def schedule_end(config: Config) -> int | None:
+    """The step from which on the rate stays as it is; None where it always does, or falls for ever."""
+    schedule = config.schedule
+    if schedule.policy in ("transformer", "fixed", "exponential"):
+        return None
+    return (
+        max(schedule.boundaries) + 1 if schedule.policy == "piecewise" else decay_begin(schedule) + decay_length(config)
+    )
+
+
 def progress(step: int, schedule: Schedule, decay_steps: int) -> float:
     """Decay done so far: 0 before it begins, 1 when it is over."""
     return min(max(step - decay_begin(schedule), 0) / decay_steps, 1.0)

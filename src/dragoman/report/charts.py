@@ -25,7 +25,7 @@ from dragoman.config import Config
 from dragoman.config.schedule import learning_rate
 from dragoman.report import learning_questions as learning
 from dragoman.report import machine, measures, units
-from dragoman.report.read import NotRecorded, RunRecord, number, once, sections, text
+from dragoman.report.read import NotRecorded, RunRecord, number, once, text
 from dragoman.runs import Row
 
 STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
@@ -226,7 +226,7 @@ def memory(x: str, figure: Figure, record: RunRecord) -> None:
         raise NotRecorded("no spans")
     axes = over(x, figure, record, "GB (10⁹ bytes)")
     axes.plot(*zip(*most, strict=True), color=PURPLE, label="the fullest rank")
-    sizes = [size for host in record.hosts for gpu in sections(host, "gpus") if (size := number(gpu, "memory_bytes"))]
+    sizes = [size for card in machine.cards(record).values() if (size := number(card, "memory_bytes"))]
     if sizes:
         axes.axhline(min(sizes) / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(min(sizes))}")
     axes.set_ylim(bottom=0)

@@ -13,7 +13,7 @@ from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series, starts
 from dragoman.report.read import NotRecorded, RunRecord, number, section, text
-from dragoman.report.stats import Estimate, mean, spread
+from dragoman.report.stats import Estimate, level, spread
 from dragoman.runs import write_json, write_text
 
 LAST = 5  # validations at the end that a run is judged by
@@ -110,7 +110,7 @@ def judged(name: str, better: str, values: list[float], lead: Callable[[int, int
 
 def by_validation(records: list[RunRecord], names: list[str], key: str, title: str, better: str) -> Contest:
     """At equal steps: the last validations up to the step that the shortest run reached. Noise: differences between runs at the same
-    steps against their spread. One run a side says nothing about other seeds."""
+    steps against their spread about a line, which needs three. One run a side says nothing about other seeds."""
     curves = [dict(zip(*series(record.valid_rows, key), strict=True)) for record in records]
     common = sorted(set.intersection(*(set(curve) for curve in curves))) if all(curves) else []
     if not common:
@@ -119,7 +119,7 @@ def by_validation(records: list[RunRecord], names: list[str], key: str, title: s
     means = [statistics.fmean(curve[step] for step in last) for curve in curves]
 
     def lead(best: int, other: int) -> str:
-        apart = mean([curves[best][step] - curves[other][step] for step in last])
+        apart = level(last, [curves[best][step] - curves[other][step] for step in last])
         return gap_words(names[best], names[other], means[best] - means[other], apart, key)
 
     at_steps = f"step {last[0]:,}" if len(last) == 1 else f"steps {last[0]:,} to {last[-1]:,}, {len(last)} validations"
@@ -132,9 +132,10 @@ def gap_words(best: str, other: str, gap: float, apart: Estimate | None, key: st
     said = f"{best} is {lead} better than {other}"
     if abs(gap) < 0.001:
         return f"{best} and {other} are the same"
-    if apart is None or not apart.is_sure:
+    if apart and not apart.is_sure:
         return f"{said}, which is within the noise of the validations"
-    return f"{said}, {'more than' if abs(gap) > usual else 'but less than'} another seed usually makes ({usual} {unit})"
+    said += f", {'more than' if abs(gap) > usual else 'but less than'} another seed usually makes ({usual} {unit})"
+    return said if apart else f"{said}; so few common validations do not tell their noise"
 
 
 def by_steps(records: list[RunRecord], names: list[str]) -> Contest:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dragoman.report import machine, measures, units
 from dragoman.report.contradictions import contradictions
-from dragoman.report.learning_questions import has_diverged
+from dragoman.report.learning_questions import has_diverged, stage_starts
 from dragoman.report.machine_questions import CAUSES, judged_since, part_words
 from dragoman.report.measures import last_step, series, stop_reason
 from dragoman.report.questions import answered
@@ -139,10 +139,12 @@ def divergence(record: RunRecord) -> Found:
 
 
 def spikes(record: RunRecord) -> Found:
-    """A row's loss far above the twenty before it."""
+    """A row's loss far above the twenty before it, of the same data."""
     steps, losses = series(record.train_rows, "loss")
     found: list[int] = []
     for at in range(20, len(losses)):
+        if any(steps[at - 20] < begin <= steps[at] for begin in stage_starts(record)):
+            continue
         before = losses[at - 20 : at]
         limit = statistics.median(before) + max(8 * spread(before), 0.1 * statistics.median(before))
         if losses[at] > limit and (not found or at - found[-1] > 5):
@@ -206,7 +208,7 @@ def fill(record: RunRecord) -> Found:
 
 def memory(record: RunRecord) -> Found:
     used = [max(machine.numbers(row, "memory_bytes"), default=0.0) for row in record.spans.values()]
-    sizes = [size for host in record.hosts for gpu in host.get("gpus") or [] if (size := number(gpu, "memory_bytes"))]
+    sizes = [size for card in machine.cards(record).values() if (size := number(card, "memory_bytes"))]
     if text(record.environment, "device") != "cuda" or not used or not sizes:
         return
     share, batches = max(used) / min(sizes), number(record.environment, "micro_batches") or 1

@@ -7,6 +7,7 @@ import statistics
 from statistics import fmean
 from typing import NamedTuple
 
+from dragoman.config.schedule import schedule_end
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import last_step, series, stop_reason
@@ -52,11 +53,15 @@ class Trend(NamedTuple):
         return f"{value} {unit}{'' if self.key == 'bleu' else ' better'} (90 %: {low} to {high})"
 
 
+def line_length(steps: list[int]) -> int:
+    return max(FEWEST, len(steps) // 3)
+
+
 def trend(record: RunRecord, key: str) -> Trend | None:
     """Curves of training are nearly straight over the logarithm of the step: the line through the last third of the validations,
     at least four, continued."""
     steps, values = series(record.valid_rows, key)
-    count = max(FEWEST, len(steps) // 3)
+    count = line_length(steps)
     if len(steps) < FEWEST:
         return None
     places = [math.log(step) for step in steps[-count:]]
@@ -78,7 +83,9 @@ def fully_trained(record: RunRecord) -> Answer:
     spent = rate_is_spent(record)
     for key, found in trends.items():
         words = (
-            "not projected: the schedule has ended, and its rate moves the weights no more" if spent else found.words()
+            "not projected: the schedule has ended, and what its fall brought does not go on"
+            if spent
+            else found.words()
         )
         evidence.append((f"Next 10 % of steps, {'BLEU' if key == 'bleu' else 'validation loss'}", words))
     if trends and not spent:
@@ -119,16 +126,31 @@ def rate_left(record: RunRecord) -> str:
 
 
 def rate_is_spent(record: RunRecord) -> bool:
+    """The schedule came to its end among the validations that a line would go through, or the rate is next to nothing. A rate that falls
+    for ever, as with the inverse root of the step, is never spent; where the formula is not known, the rate alone says it."""
     _, rates = series(record.train_rows, "learning_rate")
-    return bool(rates) and rates[-1] < 0.05 * max(rates)
+    spent = bool(rates) and rates[-1] < 0.05 * max(rates)
+    if record.config is None or record.config.schedule.policy == "exponential":
+        return spent
+    end, steps = schedule_end(record.config), series(record.valid_rows, "loss")[0]
+    ended = (
+        end is not None and end <= (last_step(record) or 0) and any(step < end for step in steps[-line_length(steps) :])
+    )
+    return end is not None and (spent or ended)
 
 
 def has_diverged(record: RunRecord) -> bool:
-    """By its own words, or because the training loss ended far above where it had been for good."""
-    _, losses = series(record.train_rows, "loss")
+    """By its own words, or because the training loss ended far above where it had been for good, on the data of the same stage."""
+    since = max((step for step in stage_starts(record) if step < record.last_row.get("step", 0)), default=0)
+    _, losses = series([row for row in record.train_rows if row["step"] > since], "loss")
     tail = losses[-3:]
     broken = any(type(row.get("loss")) is float and not math.isfinite(row["loss"]) for row in record.train_rows[-3:])
     return stop_reason(record) == "diverged" or broken or (len(losses) > 10 and min(tail) > 1.3 * lowest_level(losses))
+
+
+def stage_starts(record: RunRecord) -> list[int]:
+    """Where another mixture of data begins, whose loss is another."""
+    return [stage.from_step for stage in record.config.data.stages] if record.config else []
 
 
 def lowest_level(losses: list[float]) -> float:

@@ -300,22 +300,27 @@ def gpu_samples(record: RunRecord) -> list[Row]:
 
 
 @once
+def cards(record: RunRecord) -> dict[tuple[str, int], Row]:
+    """Host and place -> what is known of every GPU that the run used; of all where that is not recorded."""
+    found = {}
+    for host in record.hosts:
+        used = [card for card in host.get("rank_gpus") or [] if card is not None]
+        for place, card in enumerate(sections(host, "gpus")):
+            if place in used or not used:
+                found[text(host, "host"), place] = card
+    return found
+
+
+@once
 def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
     """`host GPU n` -> its samples, with their times; those taken while steps were made, or all."""
     found: dict[str, list[Row]] = {}
-    for host in record.hosts:
-        cards, used = sections(host, "gpus"), [card for card in host.get("rank_gpus") or [] if card is not None]
-        name = text(host, "host")
-        samples = training_samples(record, name) if training else record.telemetry.get(name, [])
-        for place, card in enumerate(cards):
-            rows = [
-                sections(row, "gpus")[place] | {"time": row["time"]}
-                for row in samples
-                if place < len(sections(row, "gpus"))
-            ]
-            limits = {key: card.get(key) for key in ("power_limit_watts", "max_sm_clock_mhz", "memory_bytes")}
-            if rows and (place in used or not used):
-                found[f"{text(host, 'host')} GPU {place}"] = [limits | row for row in rows]
+    for (host, place), card in cards(record).items():
+        samples = training_samples(record, host) if training else record.telemetry.get(host, [])
+        limits = {key: card.get(key) for key in ("power_limit_watts", "max_sm_clock_mhz", "memory_bytes")}
+        seen = [(sections(row, "gpus"), row["time"]) for row in samples]
+        if rows := [limits | here[place] | {"time": time} for here, time in seen if place < len(here)]:
+            found[f"{host} GPU {place}"] = rows
     return found
 
 

@@ -121,8 +121,10 @@ def gpu_verdict(
     figures += [f"{units.watts(power)} of {units.watts(limit)}"] if drawn is not None else []
     said = ", ".join(figures)
     working = active >= WORKING if active is not None else drawn >= STRONG if drawn is not None else None
-    if busy is None or working is None:
+    if working is None:
         return f"Cannot be told for sure: neither SM activity nor power is recorded ({said or 'nothing is'})."
+    if busy is None:
+        return f"{'Yes' if working else 'No'}: {said}; how much of the time they were busy is not recorded."
     if busy < BUSY:
         return f"No: {said}. They stood still for {percent(100 - busy)} of the time."
     if working:

@@ -61,12 +61,15 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
     return Estimate(r, math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach))
 
 
-def mean(values: Sequence[float]) -> Estimate | None:
-    """Of several values, with Student's interval; None where there is a single one."""
-    if len(values) < 2:
+def level(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
+    """The mean of several values with Student's interval, from how far they lie off their own line: that they grow is no noise. None
+    with too few points for that."""
+    growing = slope(xs, ys)
+    if growing is None:
         return None
-    value = statistics.fmean(values)
-    reach = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    value, middle = statistics.fmean(ys), statistics.fmean(xs)
+    rest = math.fsum((y - value - growing.value * (x - middle)) ** 2 for x, y in zip(xs, ys, strict=True))
+    reach = student(len(xs) - 2) * math.sqrt(rest / (len(xs) - 2) / len(xs))
     return Estimate(value, value - reach, value + reach)
 
 

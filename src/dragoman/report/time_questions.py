@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.config import Config
-from dragoman.config.schedule import decay_begin, decay_length, formula
+from dragoman.config.schedule import formula, schedule_end
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import (
@@ -144,12 +144,8 @@ def unfinished(config: Config, last: int) -> str:
     schedule, end = config.schedule, f"the log ends at step {last:,}"
     if last < schedule.warmup_steps:
         return f"{end}, within the warm-up of {schedule.warmup_steps:,} steps: only the rise shows"
-    if schedule.policy in ("transformer", "fixed"):
-        return ""
-    over = decay_begin(schedule) + decay_length(config)
-    if schedule.policy == "piecewise":
-        over = max(schedule.boundaries) + 1
-    return f"{end}; the decay goes on to step {over:,}" if last < over else ""
+    over = schedule_end(config)
+    return f"{end}; the decay goes on to step {over:,}" if over is not None and last < over else ""
 
 
 def step(record: RunRecord) -> Answer:
