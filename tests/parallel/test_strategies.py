@@ -15,6 +15,7 @@ from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.config import load_config
 from dragoman.errors import ConfigError, RunError
+from dragoman.report import diagnose
 from dragoman.training import checkpoint
 
 SMALL = [
@@ -171,6 +172,9 @@ def test_four_islands_go_on_as_two_with_the_same_sentences(ran):
     assert losses[0] > losses[1]
     own = sorted(path.name for path in runs.RunFolder(ran / "fewer" / "local").checkpoint(STEPS).glob("own-*"))
     assert own == ["own-00000.safetensors", "own-00001.safetensors"]
+    (answer,) = (answer for answer in diagnose(ran / "fewer" / "local") if answer.number == 9)
+    assert "as 12 bytes a parameter + 16 predict" in answer.verdict
+    assert "that ranks have for themselves" in answer.verdict
 
 
 def test_a_run_may_go_on_with_another_strategy(ran):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_runs import Gpu, Made
+from made_runs import Gpu, Made, write_safetensors
 
 from dragoman.errors import RunError
 from dragoman.report import Answer, diagnose, load_run
@@ -126,6 +126,31 @@ def test_the_checkpoint_of_the_reference_weighs_what_two_reports_did_not_know(st
     total = int(found["Whole checkpoint"].split(", ")[-1].removesuffix(" bytes").replace(",", ""))
     difference = int(found["Difference"].removesuffix(" bytes").replace(",", ""))
     assert total - difference == 730_570_768
+
+
+def test_frozen_parameters_have_no_moments(story: Write) -> None:
+    folder, count, learning = story(), 1_231_360, 500_000
+    facts = json.loads((folder / "environment.json").read_text())
+    facts["model"]["trainable"] = learning
+    (folder / "environment.json").write_text(json.dumps(facts))
+    write_safetensors(folder / "checkpoints" / "step-00000600" / "optimizer.safetensors", 8 * learning, "moments")
+    answer = ask(folder, 9)
+    assert "as 4 bytes a parameter, 8 for each of 500,000 that learn, + 16 predict" in answer.verdict
+    assert evidence(answer)["Tensors (weights, two moments)"] == f"{4 * count + 8 * learning:,} bytes"
+
+
+def test_what_ranks_have_for_themselves_is_told_apart(story: Write) -> None:
+    folder = story()
+    for rank in range(2):
+        write_safetensors(folder / "checkpoints" / "step-00000600" / f"own-0000{rank}.safetensors", 4_000_000, "own")
+    answer = ask(folder, 9)
+    assert "as 12 bytes a parameter + 16 predict, 8.0 MB that ranks have for themselves, and" in answer.verdict
+    found = {
+        label: value.removesuffix(" bytes") for label, value in answer.evidence if label.startswith(("Of", "Diff"))
+    }
+    parts = [int(value.split(" ")[0].replace(",", "")) for label, value in found.items() if label.startswith("Of")]
+    assert len(parts) == 3
+    assert sum(parts) == int(found["Difference"].replace(",", ""))
 
 
 def test_a_step_and_its_time_with_and_without_the_rest(story: Write) -> None:

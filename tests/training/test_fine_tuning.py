@@ -11,6 +11,7 @@ from dragoman.cli.stages import prepare, train
 from dragoman.data.encode import PreparedData
 from dragoman.errors import ConfigError, RunError
 from dragoman.exporting import export
+from dragoman.report import diagnose
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,8 @@ def test_all_of_a_model_with_the_same_vocabulary_and_frozen_parts_stay(prepared,
     assert (report["new"], report["left"]) == ([], [])
     kept = {name for name in before if torch.equal(before[name], after[name])}
     assert kept == set(report["frozen"]) == {name for name in before if name.startswith(("embedding.", "encoder."))}
+    (answer,) = (answer for answer in diagnose(run) if answer.number == 9)
+    assert "that learn, + 16 predict" in answer.verdict
     train(config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 4})}), resume=True)
     assert torch.equal(weights(run, 4)["embedding.weight"], before["embedding.weight"])
 

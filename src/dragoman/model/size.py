@@ -22,9 +22,10 @@ def parameters(section: Model, vocab_size: int) -> int:
     return vocab_size * width + section.encoder_layers * encoder + section.decoder_layers * decoder + ends
 
 
-def checkpoint_bytes(num_parameters: int, *, averaged: bool = False) -> int:
-    """fp32 weights, their average where there is one, Adam's two moments, and a handful of numbers."""
-    return (4 if averaged else 3) * FP32_BYTES * num_parameters + 16
+def checkpoint_bytes(num_parameters: int, *, averaged: bool = False, trainable: int | None = None) -> int:
+    """fp32 weights, their average where there is one, Adam's two moments of those that are not frozen, and a handful of numbers."""
+    moments = 2 * (num_parameters if trainable is None else trainable)
+    return FP32_BYTES * ((2 if averaged else 1) * num_parameters + moments) + 16
 
 
 def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: float) -> float:
@@ -36,15 +37,16 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
 
 
 def summary(
-    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, *, averaged: bool
+    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, *, averaged: bool, trainable: int
 ) -> dict[str, float]:
     """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
     count = parameters(section, vocab_size + source_vocab_size)
     return {
         "parameters": count,
+        "trainable": trainable,
         "vocab_size": vocab_size,
         "weight_bytes": FP32_BYTES * count,
-        "checkpoint_bytes": checkpoint_bytes(count, averaged=averaged),
+        "checkpoint_bytes": checkpoint_bytes(count, averaged=averaged, trainable=trainable),
         "flops_per_target_token": flops(section, vocab_size, 1.0, 1.0),
         "loss_floor": round(loss_floor(vocab_size, label_smoothing), 6),
     }

@@ -459,7 +459,7 @@ def checkpoint_files(figure: Figure, record: RunRecord) -> None:
 
 def checkpoint_parts(figure: Figure, record: RunRecord) -> None:
     newest, predicted = measures.newest_checkpoint(record), measures.predicted_bytes(record)
-    prediction = [("predicted", predicted, GREY)] if predicted else []
+    prediction = [("predicted", predicted.bytes, GREY)] if predicted else []
     axes = byte_bars(figure, [("on disk", newest.bytes, ORANGE), *prediction])
     (tensors,), rest = axes.barh(0, newest.tensor_bytes / 1e6, height=0.6, color=BLUE), axes.patches[0]
     labels = ["tensors", "headers, vocabulary, descriptions"]

@@ -296,12 +296,23 @@ def newest_checkpoint(record: RunRecord) -> Checkpoint:
     return record.checkpoints[-1]
 
 
-def predicted_bytes(record: RunRecord) -> int | None:
-    """Of a checkpoint: weights and Adam's two moments in fp32, and 16 bytes of counters."""
-    parameters = number(record.environment, "model", "parameters")
-    return bytes_a_parameter(record) * int(parameters) + 16 if parameters else None
+class Prediction(NamedTuple):
+    """What the tensors of a checkpoint should weigh."""
+
+    bytes: int
+    parameters: int
+    words: str
 
 
-def bytes_a_parameter(record: RunRecord) -> int:
-    """16 where the model is a moving average, and the weights of training lie beside it."""
-    return 16 if "weights.safetensors" in newest_checkpoint(record).files else 12
+def predicted_bytes(record: RunRecord) -> Prediction | None:
+    """Weights in fp32, once more where the model is their moving average, two moments of Adam's of all that learn, and 16 bytes of
+    counters."""
+    known = number(record.environment, "model", "parameters")
+    if not known:
+        return None
+    count, weights = int(known), 8 if "weights.safetensors" in newest_checkpoint(record).files else 4
+    learning = int(number(record.environment, "model", "trainable") or count)
+    words = f"{weights + 8} bytes a parameter + 16"
+    if learning != count:
+        words = f"{weights} bytes a parameter, 8 for each of {learning:,} that learn, + 16"
+    return Prediction(weights * count + 8 * learning + 16, count, words)

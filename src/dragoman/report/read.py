@@ -28,9 +28,10 @@ ROLES = {
     "training.json": "step, data position, scores so far, digests of configuration and data",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
+OWN = "own-"  # of ranks, beside the state that all share
 BY_PARTS = {  # of names: files of single ranks, and those of other systems
     "moments-": "one rank's piece of Adam's two moments, fp32",
-    "own-": "what one rank has for itself",
+    OWN: "what one rank has for itself",
     ".data-": "tensors, TensorFlow's",
     ".index": "which tensor lies where",
     ".meta": "the graph",
@@ -221,13 +222,15 @@ class Checkpoint:
     def __init__(self, name: str, files: Iterable[Path], manifest: Row | None = None):
         here = [file for file in sorted(files) if file.is_file()]
         found = {file.name: file.stat().st_size for file in here}
-        headers = {file.name: header_bytes(file) for file in here if file.suffix == ".safetensors"}
+        tensors = [file for file in here if file.suffix == ".safetensors"]
+        headers = {file.name: header_bytes(file) for file in tensors if not file.name.startswith(OWN)}
         self.name, self.ours = name, manifest is not None
         self.files = {name: found[name] for name in ROLES if name in found} | found
         self.bytes = sum(found.values())
         self.header_bytes = sum(headers.values())
         self.tensor_bytes = sum(found[name] for name in headers) - self.header_bytes
-        self.rest_bytes = self.bytes - self.tensor_bytes
+        self.own_bytes = sum(size for name, size in found.items() if name.startswith(OWN))
+        self.rest_bytes = self.bytes - self.tensor_bytes - self.own_bytes
         listed = section(manifest or {}, "files")
         self.problems = [] if listed or not self.ours else ["manifest.json is missing or lists no files"]
         for name in listed:

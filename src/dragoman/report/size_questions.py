@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import size_of
-from dragoman.report.measures import bytes_a_parameter, newest_checkpoint, predicted_bytes
+from dragoman.report.measures import Prediction, newest_checkpoint, predicted_bytes
 from dragoman.report.read import Checkpoint, RunRecord, number, role, section, text
 from dragoman.runs import Row
 
@@ -76,8 +76,9 @@ def checkpoint_files(record: RunRecord) -> Answer:
 
 
 def checkpoint_bytes(record: RunRecord) -> Answer:
-    """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; 16
-    bytes are counters. The headers are read from the safetensors files."""
+    """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; one that is frozen
+    has no moments; 16 bytes are counters. What ranks have for themselves (own-*) depends on the strategy and is not predicted. The
+    headers are read from the safetensors files."""
     logged = [held for row in record.events if row.get("event") == "checkpoint" and (held := number(row, "bytes"))]
     foreign = [each.bytes for each in record.checkpoints if not each.ours]
     known = foreign or (logged if not record.checkpoints else [])
@@ -85,7 +86,7 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     if held:
         return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)
-    verdict, compared = against_prediction(newest, predicted_bytes(record), bytes_a_parameter(record))
+    verdict, compared = against_prediction(newest, predicted_bytes(record))
     vocabulary = newest.files.get("vocabulary.model", 0)
     described = newest.rest_bytes - newest.header_bytes - vocabulary
     everything = units.size(sum(checkpoint.bytes for checkpoint in record.checkpoints))
@@ -112,24 +113,34 @@ def bytes_alone(held: float, parameters: float | None) -> Answer:
     return Answer(9, f"{units.size(held)}{''.join(fits)}.", evidence)
 
 
-def against_prediction(checkpoint: Checkpoint, predicted: int | None, each: int) -> tuple[str, Evidence]:
+def against_prediction(checkpoint: Checkpoint, predicted: Prediction | None) -> tuple[str, Evidence]:
     whole, tensors = units.size(checkpoint.bytes), units.decimal_size(checkpoint.tensor_bytes)
     if predicted is None:
         verdict = f"{whole}; what it should weigh cannot be said, because the number of parameters is not recorded."
         return verdict, [("Prediction", f"{units.NOT_RECORDED}: environment.json does not give the parameters")]
-    rest = units.decimal_size(checkpoint.rest_bytes)
-    parameters, difference = (predicted - 16) // each, checkpoint.tensor_bytes - predicted
+    rest, difference = units.decimal_size(checkpoint.rest_bytes), checkpoint.tensor_bytes - predicted.bytes
     # The reference kept its step and Adam's powers as tensors; here the step is in training.json.
     reason = " (counters are no tensors in this format)" if difference == -16 else ""
+    a_parameter = f"{checkpoint.tensor_bytes / predicted.parameters:.3f} bytes of tensors each"
+    own = (
+        [("Of it, what ranks have for themselves", f"{checkpoint.own_bytes:+,} bytes")] if checkpoint.own_bytes else []
+    )
     evidence = [
-        ("Parameters", f"{parameters:,}, at {checkpoint.tensor_bytes / parameters:.3f} bytes of tensors each"),
-        (f"Prediction: {each} bytes a parameter + 16", f"{predicted:,} bytes = {units.size(predicted)}"),
-        ("Difference", f"{checkpoint.bytes - predicted:+,} bytes"),
+        ("Parameters", f"{predicted.parameters:,}, at {a_parameter}"),
+        (f"Prediction: {predicted.words}", f"{predicted.bytes:,} bytes = {units.size(predicted.bytes)}"),
+        ("Difference", f"{checkpoint.bytes - predicted.bytes:+,} bytes"),
         ("Of it, headers, vocabulary, descriptions", f"{checkpoint.rest_bytes:+,} bytes"),
+        *own,
         ("Of it, tensors", f"{difference:+,} bytes{reason}"),
     ]
     if abs(difference) > 16:
-        return f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted)}.", evidence
-    what = "weights, their average and moments" if each == 16 else "weights and moments"
-    made_of = f"{tensors} of {what}, as {each} bytes a parameter + 16 predict"
-    return f"{whole}: {made_of}, and {rest} of vocabulary and descriptions.", evidence
+        return (
+            f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted.bytes)}.",
+            evidence,
+        )
+    beside = f", {units.decimal_size(checkpoint.own_bytes)} that ranks have for themselves" if own else ""
+    what = "weights, their average and moments" if "weights.safetensors" in checkpoint.files else "weights and moments"
+    return (
+        f"{whole}: {tensors} of {what}, as {predicted.words} predict{beside}, and {rest} of vocabulary and descriptions.",
+        evidence,
+    )

@@ -256,10 +256,9 @@ def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: n
     section, per_host = config.parallel, {len(entry["ranks"]) for entry in hosts}
     facts: dict[str, Any] = {"strategy": section.strategy, "wire": section.wire, "sent_bytes": None}
     if len(per_host) == 1 and section.ranks_per_island in (0, *per_host):
-        count = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
         once = sum(tensor.numel() for name, tensor in model.named_parameters() if "embedding" in name)
         machines = plan.Setting(
-            parameters=count,
+            parameters=trainable(model),
             gathered_once=once,
             hosts=len(hosts),
             ranks_per_host=per_host.pop(),
@@ -273,7 +272,11 @@ def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: n
     return facts
 
 
-def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary) -> dict[str, Any]:
+def trainable(model: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+
+
+def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary, model: nn.Module) -> dict[str, Any]:
     """Devices, versions and sizes, without anything that changes while the run goes on."""
     return {
         "python": platform.python_version(),
@@ -293,5 +296,6 @@ def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary
             vocabulary.source_size,
             config.train.label_smoothing,
             averaged=config.train.average_decay > 0,
+            trainable=trainable(model),
         ),
     }

@@ -574,7 +574,7 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], found: checkpoint.Found) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary)
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary, self.state.model)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         own["exchange"] = facts.exchange(
             self.config, hosts, self.share, self.state.model, gloo=self.mesh.device.type == "cpu"
