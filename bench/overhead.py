@@ -80,7 +80,7 @@ def main() -> None:
 def block(trainer: Trainer, wrapped: nn.Module, stream: Iterator[Step], count: int, *, measured: bool) -> float:
     """Seconds a step, as the trainer takes them."""
     config, mesh, state = trainer.config, trainer.mesh, trainer.state
-    with tempfile.TemporaryDirectory() as folder, sampling(Path(folder), 1.0, enabled=measured):
+    with tempfile.TemporaryDirectory() as folder, sampling(Path(folder) / "host.jsonl", 1.0, enabled=measured):
         synchronize(mesh.device)
         start = time.perf_counter()
         window = Window(mesh, config.train.clip_norm) if measured else None

@@ -64,6 +64,19 @@ def test_a_step_in_sentences_tokens_and_epochs(tmp_path):
     assert re.search(r"An epoch of \d+ pairs is \d+ steps; the run sees every pair [\d.]+ times", text)
 
 
+def test_a_picture_that_is_none_is_one_line(tmp_path):
+    result = dragoman("explain", "lr", "tiny", "--picture", str(tmp_path / "x.txt"), check=False)
+    assert result.returncode == 2
+    assert result.stderr.strip().endswith("x.txt: a picture ends in .svg or .png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_that_are_kept_for_good_take_room():
+    assert "Up to 4 are kept" in told("checkpoint", "transformer-base")
+    keys = ["train.max_steps=20000", "checkpoint.every=500", "checkpoint.keep_every=1000"]
+    assert "Up to 24 are kept" in told("checkpoint", "transformer-base", *keys)
+
+
 def test_a_wrong_preset_is_one_line():
     result = dragoman("explain", "lr", "transformer-bas", check=False)
     assert result.returncode == 2

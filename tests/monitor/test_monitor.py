@@ -21,7 +21,7 @@ def test_this_host_is_described_without_addresses():
 
 
 def test_samples_arrive_while_the_block_runs(tmp_path):
-    with sampling(tmp_path, 0.05, enabled=True):
+    with sampling(tmp_path / "host.jsonl", 0.05, enabled=True):
         time.sleep(0.5)
     (file,) = tmp_path.iterdir()
     rows = read_rows(file)
@@ -38,7 +38,7 @@ def test_a_broken_sensor_does_not_reach_training(tmp_path, monkeypatch):
         raise RuntimeError("sensor on fire")
 
     monkeypatch.setattr(sampler.host, "sample", broken)
-    with sampling(tmp_path, 0.01, enabled=True):
+    with sampling(tmp_path / "host.jsonl", 0.01, enabled=True):
         time.sleep(0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -53,7 +53,7 @@ def test_one_failing_sample_is_left_out_and_the_next_one_is_taken(tmp_path, monk
         return real()
 
     monkeypatch.setattr(sampler.host, "sample", sometimes)
-    with sampling(tmp_path, 0.02, enabled=True):
+    with sampling(tmp_path / "host.jsonl", 0.02, enabled=True):
         time.sleep(0.4)
     (file,) = tmp_path.iterdir()
     assert 1 <= len(read_rows(file)) <= len(calls) // 2

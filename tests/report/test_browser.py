@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from made_runs import Gpu, Made
 
-from dragoman.report import load_run
+from dragoman.report import load_run, watch
 from dragoman.report.render import render_html
 from dragoman.report.watch import Live, server
 
@@ -118,6 +118,10 @@ def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(live)
 
     monkeypatch.setattr(Live, "stamp", stamp)
+    monkeypatch.setattr(watch, "REST", 0.0)
+    focus = '<script>addEventListener("load", () => document.getElementById("x-time").focus());'
+    focus += "setInterval(() => document.body.dataset.focus = document.activeElement.id, 100);</script></body>"
+    monkeypatch.setattr(watch, "SCRIPT", watch.SCRIPT.replace("</body>", focus.replace("%", "%%")))
     with server(folder, every_seconds=0.3) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -127,4 +131,5 @@ def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         thread.join()
     assert len(asked) >= 4
     assert "Step 4,050" in dom
+    assert 'data-focus="x-time"' in dom, "the keyboard is where it was"
     assert console == []

@@ -289,3 +289,20 @@ def test_amounts_are_read_with_their_units() -> None:
     assert unit_slip(697 * 2**20, 731e6) == ""
     assert "MB (10^6) and MiB" in unit_slip(697e6, 697 * 2**20)
     assert "no slip" in unit_slip(1.0, 2.5)
+
+
+def test_a_hugging_face_folder_whose_state_lies_in_its_checkpoints(tmp_path):
+    """While it trains, trainer_state.json is in checkpoint-N only; the newest by number counts, not by name."""
+    state = json.loads((LOGS / "trainer_state.json").read_text())
+    for step in (90, 400):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        rows = [entry for entry in state["log_history"] if entry["step"] <= max(step, 100)]
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state | {"log_history": rows}))
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(bytes(4000))
+    whole, alone = import_run(tmp_path), import_run(tmp_path / "checkpoint-400")
+    assert [row["step"] for row in whole.train_rows] == [row["step"] for row in alone.train_rows]
+    assert whole.train_rows[-1]["step"] == 400
+    assert [each.name for each in whole.checkpoints] == ["checkpoint-90", "checkpoint-400"]
+    assert [(each.name, sorted(each.files)) for each in alone.checkpoints] == [
+        ("checkpoint-400", ["model.safetensors", "trainer_state.json"])
+    ]

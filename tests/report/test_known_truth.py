@@ -215,6 +215,8 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "ranks that differ by chance": ({**TWO, "jitter": 0.04}, "compute", {}, ()),
     "throttled by heat": ({"gpu": Gpu(clock=900.0, reasons=["hardware_thermal"])}, "compute", {},
         (r"host0 GPU 0 was throttled \(hardware thermal\) for 100.0 %",)),
+    "slowed down by heat": ({"gpu": Gpu(clock=900.0, reasons=["hardware_slowdown", "hardware_thermal"])}, "compute", {},
+        (r"host0 GPU 0 was throttled \(hardware thermal\) for 100.0 %",)),
     "at the power limit": ({"gpu": Gpu(watts=698.0, reasons=["power_cap"])}, "compute", {4: "^Yes.*698 W of 700 W"}, ("ran at its power limit",)),
     "card without SM activity": ({"gpu": Gpu(active=None)}, "compute", {4: "^Yes: busy 99.0 % of the time, 620 W of 700 W"}, ()),
     "card without utilisation": ({**GPUS, "change": no_utilisation}, "compute", {4: "^Yes: SM activity 90.0 %, 620 W of 700 W; how much of the time"}, ()),

@@ -174,6 +174,13 @@ def test_a_run_folder_with_a_configuration_only_makes_nothing_up(story: Write) -
     assert "metrics.jsonl is missing" in verdicts[10]
 
 
+def test_the_file_that_is_missing_is_the_one_that_is_named(tmp_path: Path) -> None:
+    folder = Made(tmp_path / "run", hosts=2, ranks=2, gpu=Gpu()).write()
+    (folder / "environment.json").unlink()
+    for number in (5, 11):
+        assert ask(folder, number).verdict == "Not recorded: environment.json is missing."
+
+
 def test_torn_files_are_reasons_and_not_crashes(story: Write) -> None:
     folder = story()
     for name in ("environment.json", "data.json", "run.toml", "scores.json"):

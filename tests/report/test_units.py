@@ -10,6 +10,8 @@ from dragoman.report import units
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
+        (0.000003, "3.00 µs"),
+        (0.0001, "0.100 ms"),
         (0.0021, "2.10 ms"),
         (0.0999, "0.0999 s"),
         (0.291, "0.291 s"),

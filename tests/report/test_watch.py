@@ -15,9 +15,14 @@ from made_runs import Made
 from rich.console import Console
 
 from dragoman.errors import RunError
-from dragoman.report import load_run
+from dragoman.report import load_run, watch
 from dragoman.report.terminal import WIDTH, sparkline, view
-from dragoman.report.watch import server
+from dragoman.report.watch import Live, server
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "REST", 0.0)
 
 
 @contextmanager
@@ -54,6 +59,18 @@ def test_the_page_is_new_when_the_run_has_written(tmp_path: Path) -> None:
         assert "Step 4,050" in get(f"{address}/")
 
 
+def test_a_page_that_takes_long_to_draw_is_drawn_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn on the host that trains."""
+    folder = Made(tmp_path / "run", reason="").write()
+    live = Live(folder, every_seconds=0.0)
+    live.page()
+    add_row(folder, 4050)
+    monkeypatch.setattr(watch, "REST", 1e6)
+    assert "Step 4,000" in live.page()
+    monkeypatch.setattr(watch, "REST", 0.0)
+    assert "Step 4,050" in live.page()
+
+
 def test_nothing_else_is_served(tmp_path: Path) -> None:
     folder = Made(tmp_path / "run").write()
     with serving(folder) as address:
@@ -74,7 +91,7 @@ def test_the_terminal_shows_where_the_run_is_and_what_holds_it_up(tmp_path: Path
     console.print(view(load_run(folder)))
     text = console.export_text()
     assert "4,000 of 8,000" in text
-    assert "waiting for data bounds the step: 56.1 % of it" in text
+    assert "waiting for data bounds the step: 56.2 % of it" in text
     assert "█" in text
 
 

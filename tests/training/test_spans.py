@@ -127,3 +127,17 @@ def test_a_run_knows_what_its_strategy_must_send():
     assert sent(two[:1]) == 0
     assert sent([*two, {"ranks": [4]}]) is None
     assert sent(two, "parallel.strategy=two_level", "parallel.ranks_per_island=1") is None
+
+
+def test_machines_of_the_same_name_are_two_hosts():
+    """As those made from one image; a container's ranks share the machine, and its name."""
+    told = [
+        ({"host": name, "cores": 8}, boot, None)
+        for name, boot in (("node", "a"), ("node", "b"), ("node", "a"), ("gpu", "c"))
+    ]
+    found = facts.by_host(told, [0.0, 0.5, 0.0, 0.1])
+    assert [(entry["host"], entry["ranks"], entry["clock_offset_seconds"]) for entry in found] == [
+        ("node", [0, 2], 0.0),
+        ("node-2", [1], 0.5),
+        ("gpu", [3], 0.1),
+    ]

@@ -3,6 +3,7 @@ the bytes of a checkpoint by part; the bytes on the wire by strategy."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -10,6 +11,7 @@ import typer
 
 from dragoman.config import Config, load_config
 from dragoman.config.schedule import formula, learning_rate
+from dragoman.errors import ConfigError
 from dragoman.report import units
 
 app = typer.Typer(help="What a run file means, before any run: lr, step, checkpoint, network.", no_args_is_help=True)
@@ -18,6 +20,7 @@ RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of 
 Overrides = Annotated[
     Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
 ]
+PICTURES = (".svg", ".png")
 TARGET_PER_PAIR = 28.0  # subwords of a usual European sentence, where no prepared data says better
 LINKS_GBIT = (0.1, 1.0, 10.0, 100.0)
 
@@ -30,6 +33,8 @@ def lr(
     picture: Annotated[Optional[Path], typer.Option(help="Draw the curve there (.svg or .png).")] = None,
 ) -> None:
     """The learning rate: formula, table, CSV, picture."""
+    if picture and picture.suffix not in PICTURES:
+        raise ConfigError([f"--picture {picture}: a picture ends in {' or '.join(PICTURES)}"], "explain lr")
     config = load_config(run_file, overrides)
     rate, last = learning_rate(config), config.train.max_steps
     print(formula(config))
@@ -103,8 +108,10 @@ def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
         print(f"  {name:28s} {4 * count:>16,} bytes  {units.size(4 * count)}")
     print(f"  {'counters':28s} {16:>16,} bytes")
     print(f"  {'in all':28s} {whole:>16,} bytes  {units.size(whole)}, and a vocabulary and descriptions")
-    kept = config.checkpoint.keep_last + config.checkpoint.keep_best
-    print(f"Up to {kept} are kept: {units.size(kept * whole)} of disk")
+    keep = config.checkpoint
+    kept, every = keep.keep_last + keep.keep_best, math.lcm(keep.keep_every, keep.every)
+    kept += config.train.max_steps // every if every else 0
+    print(f"Up to {kept:,} are kept: {units.size(kept * whole)} of disk")
     print(f"Half-precision copies, as other systems keep them, would make it {units.size(whole + 2 * count)}")
 
 

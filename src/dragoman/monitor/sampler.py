@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def sampling(folder: Path, interval_seconds: float, *, enabled: bool) -> Iterator[None]:
-    """Sample this host while the block runs."""
+def sampling(path: Path, interval_seconds: float, *, enabled: bool) -> Iterator[None]:
+    """Sample this host into a file while the block runs."""
     if not enabled:
         yield
         return
     stop = threading.Event()
-    thread = threading.Thread(target=sample_until, args=(stop, folder, interval_seconds), name="telemetry", daemon=True)
+    thread = threading.Thread(target=sample_until, args=(stop, path, interval_seconds), name="telemetry", daemon=True)
     thread.start()
     try:
         yield
@@ -31,8 +30,7 @@ def sampling(folder: Path, interval_seconds: float, *, enabled: bool) -> Iterato
         thread.join(timeout=2.0)
 
 
-def sample_until(stop: threading.Event, folder: Path, interval_seconds: float) -> None:
-    path = folder / f"{socket.gethostname()}.jsonl"
+def sample_until(stop: threading.Event, path: Path, interval_seconds: float) -> None:
     cards, failed = None, ""
     with suppress(Exception):
         host.sample()  # shares of processor time count from the call before

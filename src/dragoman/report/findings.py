@@ -111,7 +111,8 @@ def throttling(record: RunRecord) -> Found:
         seen = Counter(reason for row in rows for reason in row.get("throttle_reasons") or [])
         for reason, count in sorted(seen.items()):
             share = units.percent(count / len(rows))
-            if count < 0.05 * len(rows):
+            told = reason == "hardware_slowdown" and seen.keys() & {"hardware_thermal", "power_brake"}
+            if count < 0.05 * len(rows) or told:  # that is what slowed it down
                 continue
             if reason == "power_cap":
                 cause = f"{at}: it works as hard as its limit allows"
@@ -124,7 +125,8 @@ def throttling(record: RunRecord) -> Found:
         if held and held > 0.05:
             cause = f"for {held:.2g} s in every second, summed over its threads"
             title = f"{text(host, 'host')}: a CPU limit held processes back"
-            yield Finding(SERIOUS, title, cause, "raise the limit of its control group or container")
+            severity = SERIOUS if held > 0.2 else WORTH
+            yield Finding(severity, title, cause, "raise the limit of its control group or container")
 
 
 def divergence(record: RunRecord) -> Found:

@@ -53,8 +53,10 @@ def import_run(path: str | Path, run_file: str | None = None) -> RunRecord:
 
 def recognise(path: Path) -> tuple[str, Callable[[Path, RunRecord], None]]:
     if path.is_dir() or ".tfevents." in path.name:
-        if path.is_dir() and (path / "trainer_state.json").is_file():
-            return "a Hugging Face run", lambda at, record: hugging_face(at / "trainer_state.json", record)
+        states = [*sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: step_in(file.parent.name))]
+        states += path.glob("trainer_state.json")  # of the whole run
+        if states:
+            return "a Hugging Face run", lambda _, record: hugging_face(states[-1], record)
         return "TensorBoard files", tensorboard
     if path.suffix == ".toml":
         return "stated figures", stated
@@ -298,16 +300,19 @@ def knows_parameters(record: RunRecord, found: re.Match[str] | None) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """By step: folders of Hugging Face, files of TensorFlow that share a prefix, files of fairseq."""
+    """By step: folders of Hugging Face, or such a folder itself; files of TensorFlow that share a prefix, files of fairseq."""
     groups = dict[str, list[Path]]()
-    for file in (*folder.glob("checkpoint-*/*"), *folder.glob("model.ckpt-*"), *folder.glob("checkpoint*.pt")):
-        name = file.parent.name if file.parent != folder else re.sub(r"(?<=model\.ckpt-)(\d+)\..*", r"\1", file.name)
+    own = folder.glob("*") if re.fullmatch(r"checkpoint-\d+", folder.name) else ()
+    for file in (*folder.glob("checkpoint-*/*"), *folder.glob("model.ckpt-*"), *folder.glob("checkpoint*.pt"), *own):
+        whole = file.parent != folder or own
+        name = file.parent.name if whole else re.sub(r"(?<=model\.ckpt-)(\d+)\..*", r"\1", file.name)
         groups.setdefault(name, []).append(file)
+    return [Checkpoint(name, groups[name]) for name in sorted(groups, key=lambda name: (step_in(name), name))]
 
-    def step(name: str) -> int:
-        return int(found[-1]) if (found := re.findall(r"\d+", name)) else 0
 
-    return [Checkpoint(name, groups[name]) for name in sorted(groups, key=lambda name: (step(name), name))]
+def step_in(name: str) -> int:
+    """The last number of a name."""
+    return int(found[-1]) if (found := re.findall(r"\d+", name)) else 0
 
 
 def ran(record: RunRecord, begin: float, seconds: float | None) -> None:

@@ -185,7 +185,7 @@ def network(record: RunRecord) -> Answer:
         return network_by_arithmetic(record)
     found, waits = machine.traffic(record), machine.waits(record)
     if not found:
-        raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
+        raise no_traffic(record)
     busiest = max(found, key=lambda one: one.sent_per_s)
     predicted, spent = machine.predicted(record), spent_communicating(record)
     verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
@@ -211,6 +211,12 @@ def network(record: RunRecord) -> Answer:
         [traffic_row(one, machine.used_links(record, one.host)) for one in found],
     )
     return Answer(5, verdict, evidence, "network", table)
+
+
+def no_traffic(record: RunRecord) -> NotRecorded:
+    if not record.hosts:
+        return record.lacks("environment.json", "does not name the hosts")
+    return record.lacks("spans.jsonl", "does not count the bytes of the hosts")
 
 
 def inside_one_host(record: RunRecord, world: float) -> str:
@@ -292,7 +298,7 @@ def step_and_network(record: RunRecord) -> Answer:
     waits, found = machine.waits(record), machine.windows(record)
     host = max(machine.traffic(record), key=lambda one: one.sent_per_s, default=None)
     if host is None:
-        raise record.lacks("spans.jsonl", "does not count the bytes of the hosts")
+        raise no_traffic(record)
     sent = [machine.column(record.spans[window.step], "sent_bytes", host.rank) or 0.0 for window in found]
     seconds = [window.seconds for window in found]
     with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(sent, found, strict=True)])

@@ -9,11 +9,13 @@ NOT_RECORDED = "not recorded"
 
 
 def duration(seconds: float | None) -> str:
-    """'2.10 ms', '0.291 s', '12.3 s', '4 min 12 s', '51 h 55 min 45 s', '4 d 3 h 10 min'."""
+    """'3.10 µs', '2.10 ms', '0.291 s', '12.3 s', '4 min 12 s', '51 h 55 min 45 s', '4 d 3 h 10 min'."""
     if seconds is None:
         return NOT_RECORDED
     if seconds < 0:
         return f"-{duration(-seconds)}"
+    if 0 < seconds < 0.0000995:
+        return f"{significant(seconds * 1e6)} µs"
     if 0 < seconds < 0.0995:
         return f"{significant(seconds * 1000)} ms"
     if seconds < 59.95:

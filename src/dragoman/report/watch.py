@@ -14,6 +14,7 @@ from dragoman.report.read import load_run
 from dragoman.runs import open_run
 
 LOOPBACK = "127.0.0.1"
+REST = 10.0  # times as long as drawing took: a page that is watched takes at most a tenth of a core from the run
 SCRIPT = """<script>
 let seen = "%s";
 async function renew() {
@@ -22,8 +23,11 @@ async function renew() {
     if (now !== seen) {
       const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
       const axis = document.querySelector(".axis:checked");
+      const reach = () => [...document.querySelectorAll("main a[href], main input, main [tabindex]")];
+      const focused = reach().indexOf(document.activeElement);
       document.querySelector("main").replaceWith(page.querySelector("main"));
       if (axis) document.getElementById(axis.id).checked = true;
+      if (focused >= 0) reach()[focused]?.focus({preventScroll: true});
       seen = now;
     }
     document.title = document.title.replace(/^\\u26a0 /, "");
@@ -40,7 +44,7 @@ class Live:
     def __init__(self, run: str | Path, every_seconds: float):
         self.folder, self.every = open_run(run), every_seconds
         self.lock = threading.Lock()
-        self.drawn_at, self.drawn_from, self.html = 0.0, "", ""
+        self.drawn_at, self.took, self.drawn_from, self.html = 0.0, 0.0, "", ""
 
     def stamp(self) -> str:
         """Of the files that a page is drawn from."""
@@ -53,12 +57,14 @@ class Live:
 
         with self.lock:  # matplotlib draws one page at a time
             stamp, now = self.stamp(), time.monotonic()
-            if not self.html or (stamp != self.drawn_from and now - self.drawn_at >= self.every):
+            rested = now - self.drawn_at >= max(self.every, REST * self.took)
+            if not self.html or (stamp != self.drawn_from and rested):
                 pause = int(1000 * self.every)
                 script = SCRIPT % (stamp, pause, pause)
                 page = render_html(load_run(self.folder.path)).replace("</body>", script)
                 self.html = page.replace("</head>", '<link rel="icon" href="data:,"></head>')  # or browsers ask for one
                 self.drawn_from, self.drawn_at = stamp, time.monotonic()
+                self.took = self.drawn_at - now
             return self.html
 
 

@@ -178,12 +178,18 @@ def occupied(folder: runs.RunFolder) -> str:
 
 def hosts(mesh: Mesh) -> list[dict[str, Any]]:
     """One entry per host, with its ranks, the GPU of each, and how far its clock is ahead. Every rank must reach this line."""
-    seen: dict[str, dict[str, Any]] = {}
-    offsets = clock_offsets(mesh)
-    for rank, (facts, card) in enumerate(gather(mesh, (host.describe(), card_of(mesh)))):
-        entry = seen.setdefault(
-            facts["host"], facts | {"ranks": [], "rank_gpus": [], "clock_offset_seconds": offsets[rank]}
-        )
+    told = gather(mesh, (host.describe(), host.boot_id(), card_of(mesh)))
+    return by_host(told, clock_offsets(mesh))
+
+
+def by_host(told: list[tuple[dict[str, Any], str, int | None]], offsets: list[float]) -> list[dict[str, Any]]:
+    """Machines of the same name, as those made from one image, are numbered."""
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    for rank, (facts, boot, card) in enumerate(told):
+        alike = sum(name == facts["host"] and other != boot for name, other in seen)
+        name = f"{facts['host']}-{alike + 1}" if alike else facts["host"]
+        own: dict[str, Any] = {"host": name, "ranks": [], "rank_gpus": [], "clock_offset_seconds": offsets[rank]}
+        entry = seen.setdefault((facts["host"], boot), facts | own)
         entry["ranks"].append(rank)
         entry["rank_gpus"].append(card)
     return list(seen.values())

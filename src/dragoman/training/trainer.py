@@ -203,7 +203,7 @@ class Trainer:
         with self.watchdog.answering(), self.stopping.listening(partial(self.tell, "stopping")):
             try:
                 with (
-                    sampling(self.folder.telemetry, monitor.interval_seconds, enabled=telemetry),
+                    sampling(self.telemetry_file(), monitor.interval_seconds, enabled=telemetry),
                     self.watchdog.watching(),
                 ):
                     if self.first_of_host:
@@ -222,6 +222,9 @@ class Trainer:
             owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
         return reason
+
+    def telemetry_file(self) -> Path:
+        return self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
 
     def loop(self) -> str:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
