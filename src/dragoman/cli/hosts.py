@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from dragoman import __version__
-from dragoman.config import load_config, to_toml
+from dragoman.config import load_config
 from dragoman.errors import DragomanError
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
@@ -100,7 +100,7 @@ def launch(
     again = " ".join(shlex.quote(word) for word in ["dragoman", *sys.argv[1:]])
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]
     environment = {"DRAGOMAN_COMMAND": again, **fault_environment(simulate_fault)}
-    raise typer.Exit(launch_on_hosts(cluster, to_toml(config), arguments, environment, restarts))
+    raise typer.Exit(launch_on_hosts(cluster, config, arguments, environment, restarts))
 
 
 def doctor(
@@ -124,7 +124,7 @@ def doctor(
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
-    for finding in examine(cluster, to_toml(config), checkpoint, size.FP32_BYTES * count):
+    for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * count):
         verdicts.append(finding.verdict)
         print(f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}", flush=True)
     go = "stop" not in verdicts

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
+from dragoman.config import Config
 from dragoman.errors import TrainingError
 from dragoman.parallel.agent import Message
-from dragoman.parallel.hosts import SHARE, Cluster, Fleet, Host
+from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 SKEW_SECONDS = 1.0
@@ -34,10 +35,10 @@ class Finding:
 BEFORE_RANKS = Finding("ok", "")
 
 
-def examine(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
+def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     """Findings one by one, as they are made. Ends early where nothing more can be asked; ranks start only where all is well."""
     stopped = False
-    for finding in findings(cluster, toml, checkpoint_bytes, model_bytes):
+    for finding in findings(cluster, config, checkpoint_bytes, model_bytes):
         if finding is BEFORE_RANKS:
             if stopped:
                 return
@@ -46,8 +47,8 @@ def examine(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: int
         yield finding
 
 
-def findings(cluster: Cluster, toml: str, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
-    with Fleet(cluster, toml, []) as fleet:
+def findings(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
+    with Fleet(cluster, config, []) as fleet:
         try:
             fleet.look()
         except TrainingError as error:
@@ -113,8 +114,10 @@ def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
 
 def shared(fleet: Fleet) -> Iterator[Finding]:
     host = fleet.apart()
-    if host:
-        yield Finding("warning", f"host {host.name} {fleet.apart_why(host)}", f"{SHARE}, or --resume will not work")
+    if host and fleet.all_hosts_save():
+        yield Finding("stop", f"host {host.name} {fleet.apart_why()}", f"{SHARE}: {EACH_SAVES}")
+    elif host:
+        yield Finding("warning", f"host {host.name} {fleet.apart_why()}", f"{SHARE}, or --resume will not work")
     elif len(fleet.hosts) > 1:
         yield Finding("ok", "run.folder is on a disk that all hosts share")
 

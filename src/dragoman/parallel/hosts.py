@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dragoman.config import Config, to_toml
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
@@ -36,6 +37,7 @@ RETRY_SECONDS = 0.5
 START_SECONDS = 120.0  # for ranks to begin: torch may come from a cold network disk
 LEAVE_SECONDS = 3.0
 SHARE = "put run.folder on a disk that all hosts share"
+EACH_SAVES = "with this strategy every host writes a part of each checkpoint"
 LAST_WORDS = 4  # lines of what the remote shell said
 
 
@@ -165,8 +167,8 @@ class Host:
 class Fleet:
     """All hosts of a run. Use as a context: leaving it ends every process on every host."""
 
-    def __init__(self, cluster: Cluster, toml: str, received: list[int], *, resumes: bool = False):
-        self.cluster, self.toml, self.received, self.resumes = cluster, toml, received, resumes
+    def __init__(self, cluster: Cluster, config: Config, received: list[int], *, resumes: bool = False):
+        self.cluster, self.config, self.received, self.resumes = cluster, config, received, resumes
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
         self.port, self.running, self.beaten = cluster.port, 0, 0.0
@@ -242,7 +244,7 @@ class Fleet:
         """Ask every host what it has."""
 
         def one(host: Host) -> None:
-            host.facts = host.ask("look", toml=self.toml)
+            host.facts = host.ask("look", toml=to_toml(self.config))
             host.ranks = host.ranks or max(1, len(host.facts["gpus"]))
 
         self.each(one)
@@ -269,10 +271,19 @@ class Fleet:
     def check_shared(self) -> None:
         """Whoever goes on from a checkpoint reads it on every host."""
         host = self.apart()
+        if host and self.all_hosts_save():
+            raise host.error(f"{self.apart_why()}; {SHARE}: {EACH_SAVES}")
         if host and self.resumes:
-            raise host.error(f"{self.apart_why(host)}; {SHARE}, or start without --resume and --restarts")
+            raise host.error(f"{self.apart_why()}; {SHARE}, or start without --resume and --restarts")
         if host:
-            print(f"host {host.name}: {self.apart_why(host)}; --resume and --restarts will not work", flush=True)
+            print(f"host {host.name}: {self.apart_why()}; --resume and --restarts will not work", flush=True)
+
+    def all_hosts_save(self) -> bool:
+        """Whether the moments of a checkpoint come from several hosts: the first one would wait for files that it never sees."""
+        chosen = self.config.parallel
+        return chosen.strategy == "fsdp" or (
+            chosen.strategy == "hybrid" and chosen.ranks_per_island > self.hosts[0].ranks
+        )
 
     def apart(self) -> Host | None:
         """A host whose run.folder is not that of the first one."""
@@ -285,7 +296,7 @@ class Fleet:
         finally:
             first.ask("unmark")
 
-    def apart_why(self, host: Host) -> str:
+    def apart_why(self) -> str:
         return f"does not see what host {self.hosts[0].name} writes to run.folder ({self.hosts[0].facts['disk']['folder']})"
 
     def meet(self) -> None:
@@ -438,12 +449,12 @@ class Fleet:
 
 
 def launch_on_hosts(
-    cluster: Cluster, toml: str, arguments: list[str], environment: dict[str, str], restarts: int
+    cluster: Cluster, config: Config, arguments: list[str], environment: dict[str, str], restarts: int
 ) -> int:
     """Run `dragoman ARGUMENTS` on all hosts, RUN_FILE standing for the configuration; returns the exit code. After a failure
     that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
     resumes = restarts > 0 or "--resume" in arguments
-    with listening() as received, Fleet(cluster, toml, received, resumes=resumes) as fleet:
+    with listening() as received, Fleet(cluster, config, received, resumes=resumes) as fleet:
         for attempt in range(restarts + 1):
             try:
                 outcome = fleet.attempt(resumed(arguments, attempt), environment, attempt)
