@@ -13,7 +13,7 @@ from lab import Lab, missing
 LISTEN = """
 import sys
 from dragoman.parallel.network import Listener
-print(Listener([sys.argv[1]], 29581).port, flush=True)
+print(Listener([sys.argv[1]], 29581).ports[0], flush=True)
 sys.stdin.read()
 """
 MEASURE = "import json, sys; from dragoman.parallel.network import measure; print(json.dumps(measure(sys.argv[1], 29581, 0.5)))"

@@ -40,8 +40,11 @@ ALL_IS_WELL = {
     "sees": {"seen": True},
     "unmark": {},
     "clock": {"time": 0.0},
-    "listen": {"port": 20001, "token": "t"},
-    "reach": lambda details: {"found": dict.fromkeys(details["addresses"], "")},
+    "listen": lambda details: {
+        "ports": [40000] if details["port"] is None else [details["port"] or 20001, 40001],
+        "token": "t",
+    },
+    "reach": lambda details: {"found": {address: [""] * len(details["ports"]) for address in details["addresses"]}},
     "deaf": {},
     "speed": {"mbit": 1000},
     "measure": {"bytes_per_s": 1e8, "round_trip_seconds": 1e-4},
@@ -89,3 +92,31 @@ def test_a_folder_that_is_not_shared_is_no_harm_where_the_first_host_saves_all(t
     for chosen in ("ddp", "hybrid"):
         fleet_of(f"parallel.strategy={chosen}", "train.tokens_per_gpu=1024").take_up()
         assert "--resume and --restarts will not work" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("closed", "named", "line"),
+    [
+        (range(20000, 32000), 0, "at port 20001 .*at ports 20000 to 31999, of which rank 0 takes one"),
+        (range(29500, 29501), 29500, r"at port 29500 .*at port 29500 \(--port\)"),
+        (range(32768, 61000), 0, r"at port 40001 .*at the ports that the system chooses \(sysctl"),
+        (range(20000, 32000), 29600, ""),
+    ],
+)
+def test_a_firewall_is_told_by_the_range_that_it_closes(told, closed, named, line):
+    """--port alone beside the ports of the system is enough where a firewall opens that one."""
+    told["b"] = {
+        "reach": lambda details: {
+            "found": {
+                address: ["no answer" if port in closed and port != 29600 else "" for port in details["ports"]]
+                for address in details["addresses"]
+            }
+        }
+    }
+    fleet = fleet_of(port=named)
+    if not line:
+        fleet.take_up()
+        assert fleet.port == named
+        return
+    with pytest.raises(TrainingError, match=f"host b: cannot connect to host a {line}"):
+        fleet.take_up()

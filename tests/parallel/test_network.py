@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
-from dragoman.parallel.launch import free_port, loopback
+from dragoman.parallel.launch import PORTS, free_port, loopback
 
 
 def test_a_listener_is_heard_at_its_own_address_and_nowhere_else():
-    listener = network.Listener(["127.0.0.1"])
+    listener = network.Listener(["127.0.0.1"], 0)
     try:
-        found = network.reach(["127.0.0.1", "127.0.0.2"], listener.port, listener.token)
-        assert found["127.0.0.1"] == ""
-        assert found["127.0.0.2"] == "Connection refused"
-        assert network.reach(["127.0.0.1"], listener.port, "another word") == {
-            "127.0.0.1": "another machine answered there"
+        found = network.reach(["127.0.0.1", "127.0.0.2"], listener.ports, listener.token)
+        assert found["127.0.0.1"] == ["", ""]
+        assert found["127.0.0.2"] == ["Connection refused"] * 2
+        assert network.reach(["127.0.0.1"], listener.ports[:1], "another word") == {
+            "127.0.0.1": ["another machine answered there"]
         }
     finally:
         listener.close()
@@ -30,6 +31,17 @@ def test_a_listener_that_finds_its_port_busy_keeps_no_other():
         with pytest.raises(TrainingError, match=f"port {port} is in use by another program; leave --port out"):
             network.Listener(["127.0.0.1", "127.0.0.2"], port)
         socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_hosts_meet_at_ports_as_ranks_will_use_them():
+    """Rank 0 listens where the system puts nobody, all ranks where it puts them: a firewall may know one and not the other."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    first, other = network.Listener(["127.0.0.1"], 0), network.Listener(["127.0.0.1"])
+    for listener in (first, other):
+        listener.close()
+    assert PORTS[0] <= first.ports[0] < PORTS[1]
+    assert low <= first.ports[1] <= high
+    assert [low <= port <= high for port in other.ports] == [True]
 
 
 def test_the_interface_that_leads_to_a_name():

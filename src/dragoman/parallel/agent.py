@@ -118,10 +118,10 @@ class Agent:
         return {"time": time.time()}
 
     def do_listen(self, request: Message) -> Message:
-        """For the others to find out whether they reach this host; at a port that training will use, when one is named."""
+        """For the others to find out whether they reach this host, at ports as training will use them."""
         self.do_deaf(request)  # an earlier meeting that came to nothing
         self.listener = network.Listener(request["addresses"], request["port"])
-        return {"port": self.listener.port, "token": self.listener.token}
+        return {"ports": self.listener.ports, "token": self.listener.token}
 
     def do_deaf(self, request: Message) -> Message:
         if self.listener:
@@ -142,7 +142,7 @@ class Agent:
         return {}
 
     def do_reach(self, request: Message) -> Message:
-        return {"found": network.reach(request["addresses"], request["port"], request["token"])}
+        return {"found": network.reach(request["addresses"], request["ports"], request["token"])}
 
     def do_measure(self, request: Message) -> Message:
         return network.measure(request["address"], request["port"], request["duration"])

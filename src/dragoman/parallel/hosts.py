@@ -24,7 +24,7 @@ from dragoman.config import Config, to_toml
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
-from dragoman.parallel.launch import listening, resumed, worth_another
+from dragoman.parallel.launch import PORTS, listening, resumed, worth_another
 from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
@@ -229,7 +229,7 @@ class Fleet:
                 host.leave()
                 self.hosts[place] = self.connected(host.name, host.ranks)
         if all(host.address for host in self.hosts):  # nobody was lost: only the port of rank 0 is another one
-            self.port = self.listening_at(self.hosts[0])["port"]
+            self.port = self.listening_at(self.hosts[0])["ports"][0]
             self.hosts[0].ask("deaf")
             return
         self.look()
@@ -305,18 +305,18 @@ class Fleet:
             only = self.hosts[0]
             only.interface = self.cluster.interface or "lo"
             only.address = self.own_addresses(only).get(only.interface, "127.0.0.1")
-            self.port = self.listening_at(only)["port"]
+            self.port = self.listening_at(only)["ports"][0]
             return
         for host in self.hosts:
             host.address = ""
-        ports = self.each(self.listening_at)
-        for host, listening_at in zip(self.hosts, ports, strict=True):
+        listening = self.each(self.listening_at)
+        for host, listening_at in zip(self.hosts, listening, strict=True):
             self.choose_address(host, listening_at)
-        self.port = ports[0]["port"]
+        self.port = listening[0]["ports"][0]
 
     def listening_at(self, host: Host) -> Message:
         addresses = [host.address] if host.address else list(self.own_addresses(host).values())
-        return host.ask("listen", addresses=addresses, port=self.cluster.port if host is self.hosts[0] else 0)
+        return host.ask("listen", addresses=addresses, port=self.cluster.port if host is self.hosts[0] else None)
 
     def stop_listening(self) -> None:
         self.each(lambda host: host.ask("deaf"))
@@ -333,24 +333,37 @@ class Fleet:
 
     def choose_address(self, host: Host, listening_at: Message) -> None:
         addresses = self.own_addresses(host)
-        host.port = listening_at["port"]
-        listener: dict[str, Any] = {"port": listening_at["port"], "token": listening_at["token"]}
+        ports: list[int] = listening_at["ports"]
+        host.port = ports[-1]
+        listener: dict[str, Any] = {"ports": ports, "token": listening_at["token"]}
         others = [other for other in self.hosts if other is not host]
         found = self.each(
             lambda other: {} if other is host else other.ask("reach", addresses=list(addresses.values()), **listener)
         )
         tried = [answer["found"] for answer in found if answer]
         for interface, address in addresses.items():
-            if not any(result[address] for result in tried):
+            if not any(any(result[address]) for result in tried):
                 host.interface, host.address = interface, address
                 return
         for other, result in zip(others, tried, strict=True):
-            reasons = "; ".join(f"{address}: {why}" for address, why in result.items() if why)
+            reasons = "; ".join(
+                f"{address}: {next(filter(None, whys))}" for address, whys in result.items() if any(whys)
+            )
             if reasons or not result:
+                nearest = min(result.values(), key=lambda whys: sum(map(bool, whys)), default=[""])
+                closed = next((port for port, why in zip(ports, nearest, strict=False) if why), ports[0])
                 raise other.error(
-                    f"cannot connect to host {host.name} at port {listener['port']} ({reasons or 'it has no address'}); open TCP between "
-                    "the hosts, in both directions, or name another network with --interface, another port with --port"
+                    f"cannot connect to host {host.name} at port {closed} ({reasons or 'it has no address'}); open TCP between the hosts, "
+                    f"in both directions, at {self.range_of(closed)}, or name another network with --interface"
                 )
+
+    def range_of(self, port: int) -> str:
+        """What to open for a port that was tried, in words."""
+        if port == self.cluster.port:
+            return f"port {port} (--port)"
+        if PORTS[0] <= port < PORTS[1]:
+            return f"ports {PORTS[0]} to {PORTS[1] - 1}, of which rank 0 takes one, or at the one that you name with --port"
+        return "the ports that the system chooses (sysctl net.ipv4.ip_local_port_range)"
 
     # --- a run ---
 

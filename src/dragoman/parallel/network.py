@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import psutil
@@ -73,17 +74,19 @@ class Listener:
     """Tells whoever connects who it is (other machines may have the same private address), then answers what is asked: `p`
     is sent back at once, and `b` starts a stream of bytes that is counted until it ends."""
 
-    def __init__(self, addresses: list[str], port: int = 0):
-        """At these addresses of the host and at no other."""
+    def __init__(self, addresses: list[str], port: int | None = None):
+        """At these addresses of the host and at no other: at a port that the system chooses, as ranks do among themselves, and before
+        that, where rank 0 will be, at its port; 0: a free one."""
         self.sockets: list[socket.socket] = []
-        self.port = port or free_port("")
-        try:
-            for address in addresses:
-                self.sockets.append(socket.create_server((address, self.port), backlog=64))
-        except OSError as error:
-            self.close()
-            reason = "is in use by another program" if "in use" in str(error) else f"cannot be used ({error.strerror})"
-            raise TrainingError(f"port {self.port} {reason}; leave --port out, or name one that is free") from None
+        self.ports = [*([] if port is None else [port or free_port("")]), system_port()]
+        for number, address in product(self.ports, addresses):
+            try:
+                self.sockets.append(socket.create_server((address, number), backlog=64))
+            except OSError as error:
+                self.close()
+                busy = "in use" in str(error)
+                reason = "is in use by another program" if busy else f"cannot be used ({error.strerror})"
+                raise TrainingError(f"port {number} {reason}; leave --port out, or name one that is free") from None
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
         for each in self.sockets:
             threading.Thread(target=self.run, args=(each,), daemon=True).start()
@@ -124,6 +127,11 @@ def count_bytes(connection: socket.socket) -> None:
     connection.sendall(struct.pack("!Qd", total, time.perf_counter() - start))
 
 
+def system_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def connected(address: str, port: int) -> tuple[socket.socket, str]:
     """A connection and the token of whoever answered."""
     connection = socket.create_connection((address, port), timeout=REACH_SECONDS)
@@ -141,26 +149,26 @@ def read_exactly(connection: socket.socket, count: int) -> bytes:
     return found
 
 
-def reach(addresses: list[str], port: int, token: str) -> dict[str, str]:
-    """Per address: "" where the host that is meant answered, or why not. All are tried at once."""
-    found: dict[str, str] = {}
+def reach(addresses: list[str], ports: list[int], token: str) -> dict[str, list[str]]:
+    """Per address and port: "" where the host that is meant answered, or why not. All are tried at once."""
+    found: dict[tuple[str, int], str] = {}
 
-    def attempt(address: str) -> None:
+    def attempt(address: str, port: int) -> None:
         try:
             connection, answer = connected(address, port)
             connection.close()
-            found[address] = "" if answer == token else "another machine answered there"
+            found[address, port] = "" if answer == token else "another machine answered there"
         except TimeoutError:
-            found[address] = f"no answer within {REACH_SECONDS:.0f} s"
+            found[address, port] = f"no answer within {REACH_SECONDS:.0f} s"
         except OSError as error:
-            found[address] = error.strerror or str(error)
+            found[address, port] = error.strerror or str(error)
 
-    threads = [threading.Thread(target=attempt, args=(address,)) for address in addresses]
+    threads = [threading.Thread(target=attempt, args=place) for place in product(addresses, ports)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return {address: [found[address, port] for port in ports] for address in addresses}
 
 
 def measure(address: str, port: int, seconds: float) -> dict[str, Any]:
