@@ -15,6 +15,11 @@ class Spoken(hosts.Host):
     asked = 0
 
     def ask(self, do, seconds=0.0, **details):
+        if do == "start":
+            self.inbox.put((self, {"rank": 0, "line": f"device {self.says.get('device', 'cpu')}"}))
+            self.inbox.put((self, {"rank": 0, "line": "seconds 0.5"}))
+            self.inbox.put((self, {"ended": 0, "attempt": 0}))
+            return {}
         answer = {**ALL_IS_WELL, **self.says}[do]
         answer = answer(details) if callable(answer) else answer
         if isinstance(answer, str):
@@ -49,6 +54,7 @@ ALL_IS_WELL = {
     "speed": {"mbit": 1000},
     "measure": {"bytes_per_s": 1e8, "round_trip_seconds": 1e-4},
 }
+GPUS = {"gpus": [{"name": "H100", "driver": "570"}] * 2}
 APART = {"sees": {"seen": False}}
 
 
@@ -59,7 +65,7 @@ def told(monkeypatch):
 
     def connected(fleet, name, ranks):
         host = Spoken(name, ranks)
-        host.says = says.get(name, {})
+        host.says, host.inbox = says.get(name, {}), fleet.inbox
         return host
 
     monkeypatch.setattr(hosts.Fleet, "connected", connected)
@@ -120,3 +126,28 @@ def test_a_firewall_is_told_by_the_range_that_it_closes(told, closed, named, lin
         return
     with pytest.raises(TrainingError, match=f"host b: cannot connect to host a {line}"):
         fleet.take_up()
+
+
+def stops(found):
+    return [finding.text for finding in found if finding.verdict == "stop"]
+
+
+def test_gpus_that_torch_does_not_see_are_no_go(told):
+    """NVML counts them; a torch without CUDA, or an old driver, leaves every rank on the processor."""
+    for name in ("a", "b"):
+        told[name] = {"look": lambda _: FACTS | GPUS, "device": "cuda"}
+    assert stops(findings("train.device=auto")) == []
+    told["b"]["device"] = "cpu"
+    assert stops(findings("train.device=auto")) == ["host b: its torch sees none of its GPUs"]
+    told["a"]["device"] = "cpu"
+    assert stops(findings("train.device=auto", names="a")) == ["host a: its torch sees none of its GPUs"]
+
+
+def test_gpus_are_not_counted_where_nobody_wants_them(told):
+    told["a"] = {"look": lambda _: FACTS | GPUS}
+    fleet = fleet_of(names="a")
+    fleet.look()
+    assert fleet.hosts[0].ranks == 1
+    found = findings(names="a:8")
+    assert stops(found) == []
+    assert any("host a: no GPU to use, 8 cores, for 8 processes" in each.text for each in found)

@@ -132,23 +132,25 @@ def doctor(
     raise typer.Exit(0 if go else 1)
 
 
-def probe(count_bytes: int) -> None:
-    """One rank of an all-reduce that the doctor times."""
+def probe(count_bytes: int, device: str) -> None:
+    """One rank of an all-reduce that the doctor times; first it says where it computes, which may be in the way of the rest."""
+    import os
     import time
 
     import torch
 
-    from dragoman.parallel.mesh import joined
+    from dragoman.parallel.mesh import joined, pick_device
 
-    with joined("auto", 300) as mesh:
+    print(f"device {pick_device(device, int(os.environ['LOCAL_RANK'])).type}", flush=True)
+    with joined(device, 300) as mesh:
         numbers = torch.ones(count_bytes // 4, device=mesh.device)
-        for _ in range(2):  # connections are made in the first
+        for _ in range(2 if mesh.world > 1 else 0):  # connections are made in the first
             torch.distributed.barrier()
             start = time.perf_counter()
             torch.distributed.all_reduce(numbers)
             if mesh.device.type == "cuda":
                 torch.cuda.synchronize(mesh.device)
-        if mesh.is_main:
+        if mesh.is_main and mesh.world > 1:
             print(f"seconds {time.perf_counter() - start}", flush=True)
 
 

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 from dragoman.config import Config
 from dragoman.errors import TrainingError
-from dragoman.parallel.agent import Message
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
@@ -21,6 +19,7 @@ DISK_BYTES = 2 * 10**9  # that should be free beside some checkpoints
 DISK_BYTES_PER_S = 50e6
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
+NO_CUDA = 'install a torch with CUDA that its driver can run, or set train.device = "cpu"'
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,11 @@ def same(fleet: Fleet) -> Iterator[Finding]:
 
 def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
     facts, gpus = host.facts, host.facts["gpus"]
-    has = f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})" if gpus else f"no GPU, {facts['cores']} cores"
+    has = (
+        f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})"
+        if gpus
+        else f"no GPU to use, {facts['cores']} cores"
+    )
     room = len(gpus) or facts["cores"]
     if host.ranks > room:
         yield Finding("stop", f"host {host.name}: {has}, for {host.ranks} processes", f"start at most {room} there")
@@ -172,23 +175,27 @@ def network(fleet: Fleet) -> Iterator[Finding]:
 
 
 def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
-    """The real thing: as many ranks as the run has add up as many bytes as the model has gradients."""
-    if sum(host.ranks for host in fleet.hosts) == 1:
-        return
-    fleet.start(["probe", str(model_bytes)], {}, 0)
-    seconds: list[float] = []
+    """The real thing: as many ranks as the run has, where it would compute, add up as many bytes as the model has gradients."""
+    fleet.start(["probe", str(model_bytes), fleet.config.train.device], {}, 0)
+    seconds = 0.0
     deadline = time.monotonic() + PROBE_SECONDS
     while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
         fleet.beat()
         with suppress(queue.Empty):
             host, message = fleet.inbox.get(timeout=0.2)
-            seconds += told_seconds(message)
+            word, _, value = message.get("line", "").partition(" ") if "rank" in message else ("", "", "")
+            seconds = float(value) if word == "seconds" else seconds
+            if (word, value) == ("device", "cpu") and host.facts["gpus"]:
+                yield Finding("stop", f"host {host.name}: its torch sees none of its GPUs", NO_CUDA)
+                return
             failure = None if "rank" in message else fleet.hear(host, message)
             if failure:
                 yield Finding(
                     "stop", f"an all-reduce failed: {failure.line}", "the lines above say what may be in the way"
                 )
                 return
+    if sum(host.ranks for host in fleet.hosts) == 1:
+        return
     size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"
     if not seconds:
         yield Finding(
@@ -197,11 +204,4 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
             "the network is too slow for ddp",
         )
         return
-    yield Finding(
-        "ok", f"an all-reduce of {size} takes {seconds[-1]:.3f} s; ddp hides what fits beside the backward pass"
-    )
-
-
-def told_seconds(message: Message) -> list[float]:
-    line: Any = message.get("line", "")
-    return [float(line.removeprefix("seconds "))] if "rank" in message and line.startswith("seconds ") else []
+    yield Finding("ok", f"an all-reduce of {size} takes {seconds:.3f} s; ddp hides what fits beside the backward pass")

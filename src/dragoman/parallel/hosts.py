@@ -245,6 +245,8 @@ class Fleet:
 
         def one(host: Host) -> None:
             host.facts = host.ask("look", toml=to_toml(self.config))
+            if self.config.train.device == "cpu":
+                host.facts["gpus"] = []
             host.ranks = host.ranks or max(1, len(host.facts["gpus"]))
 
         self.each(one)
