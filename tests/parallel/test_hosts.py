@@ -17,8 +17,8 @@ class Spoken(hosts.Host):
     def ask(self, do, seconds=0.0, **details):
         if do == "start":
             self.inbox.put((self, {"rank": 0, "line": f"device {self.says.get('device', 'cpu')}"}))
-            self.inbox.put((self, {"rank": 0, "line": "seconds 0.5"}))
-            self.inbox.put((self, {"ended": 0, "attempt": 0}))
+            for message in self.says.get("probed", [{"rank": 0, "line": "seconds 0.5"}, {"ended": 0, "attempt": 0}]):
+                self.inbox.put((self, message))
             return {}
         answer = {**ALL_IS_WELL, **self.says}[do]
         answer = answer(details) if callable(answer) else answer
@@ -151,3 +151,21 @@ def test_gpus_are_not_counted_where_nobody_wants_them(told):
     found = findings(names="a:8")
     assert stops(found) == []
     assert any("host a: no GPU to use, 8 cores, for 8 processes" in each.text for each in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdict"),
+    [
+        ([], "stop"),
+        (["parallel.wire=int8"], "warning"),
+        (["parallel.strategy=streaming"], "warning"),
+        (["parallel.strategy=local", "parallel.wire=bf16"], "warning"),
+    ],
+)
+def test_a_network_too_slow_for_ddp_stops_those_who_want_ddp(told, monkeypatch, overrides, verdict):
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.5)
+    told["a"] = {"probed": []}
+    last = findings(*overrides)[-1]
+    assert last.verdict == verdict
+    assert "did not end within" in last.text
+    assert last.remedy == "the network is too slow for ddp"
