@@ -169,3 +169,21 @@ def test_a_network_too_slow_for_ddp_stops_those_who_want_ddp(told, monkeypatch, 
     assert last.verdict == verdict
     assert "did not end within" in last.text
     assert last.remedy == "the network is too slow for ddp"
+
+
+@pytest.mark.parametrize("do", ["look", "mark", "sees", "clock", "listen", "reach", "speed", "measure"])
+def test_a_host_that_fails_anywhere_is_a_verdict(told, do):
+    told["b" if do != "mark" else "a"] = {do: "did not answer"}
+    assert "did not answer" in findings()[-1].text
+    assert findings()[-1].verdict == "stop"
+
+
+def test_all_differences_are_told_at_once(told):
+    told["b"] = {"look": lambda _: FACTS | {"versions": {"dragoman": "2"}, "data_digest": "e"}}
+    told["c"] = {"look": lambda _: FACTS | {"problem": "no prepared data there"}}
+    said = stops(findings(names="a:1,b:1,c:1"))
+    assert [line.split(";")[0] for line in said] == [
+        "host b: has dragoman 2, host a has 1",
+        "host b: its prepared data is not that of host a (digest e, not dddddddddddd)",
+        "host c: no prepared data there",
+    ]

@@ -37,33 +37,28 @@ BEFORE_RANKS = Finding("ok", "")
 def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     """Findings one by one, as they are made. Ends early where nothing more can be asked; ranks start only where all is well."""
     stopped = False
-    for finding in findings(cluster, config, checkpoint_bytes, model_bytes):
-        if finding is BEFORE_RANKS:
-            if stopped:
-                return
-            continue
-        stopped = stopped or finding.verdict == "stop"
-        yield finding
+    try:
+        for finding in findings(cluster, config, checkpoint_bytes, model_bytes):
+            if finding is BEFORE_RANKS:
+                if stopped:
+                    return
+                continue
+            stopped = stopped or finding.verdict == "stop"
+            yield finding
+    except TrainingError as error:
+        yield Finding("stop", str(error))
 
 
 def findings(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     with Fleet(cluster, config, []) as fleet:
-        try:
-            fleet.look()
-        except TrainingError as error:
-            yield Finding("stop", str(error))
-            return
+        fleet.look()
         yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
         yield from same(fleet)
         for host in fleet.hosts:
             yield from equipment(host, checkpoint_bytes)
         yield from shared(fleet)
         yield from clocks(fleet)
-        try:
-            fleet.meet()
-        except TrainingError as error:
-            yield Finding("stop", str(error))
-            return
+        fleet.meet()
         yield from network(fleet)
         fleet.stop_listening()
         yield BEFORE_RANKS
@@ -71,10 +66,9 @@ def findings(cluster: Cluster, config: Config, checkpoint_bytes: int, model_byte
 
 
 def same(fleet: Fleet) -> Iterator[Finding]:
-    try:
-        fleet.check_same()
-    except TrainingError as error:
-        yield Finding("stop", str(error))
+    different = [Finding("stop", str(error)) for error in fleet.differences()]
+    yield from different
+    if different:
         return
     facts = fleet.hosts[0].facts
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())

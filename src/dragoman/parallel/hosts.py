@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -252,20 +252,24 @@ class Fleet:
         self.each(one)
 
     def check_same(self) -> None:
-        """Differences that would end in wrong results or a hang are errors."""
+        for error in self.differences():
+            raise error
+
+    def differences(self) -> Iterator[TrainingError]:
+        """That would end in wrong results or a hang."""
         first = self.hosts[0]
         for host in self.hosts:
             for name, version in host.facts["versions"].items():
                 expected = first.facts["versions"][name]
                 if version != expected:
-                    raise host.error(
+                    yield host.error(
                         f"has {name} {version}, host {first.name} has {expected}; install the same on both"
                     )
         for host in self.hosts:
             if host.facts["problem"]:
-                raise host.error(host.facts["problem"])
-            if host.facts["data_digest"] != first.facts["data_digest"]:
-                raise host.error(
+                yield host.error(host.facts["problem"])
+            elif host.facts["data_digest"] != first.facts["data_digest"] != "":
+                yield host.error(
                     f"its prepared data is not that of host {first.name} (digest {host.facts['data_digest'][:12]}, not "
                     f"{first.facts['data_digest'][:12]}); copy the folder of host {first.name} there"
                 )
