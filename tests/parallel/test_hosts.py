@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
 
-from dragoman.config import load_config
+import pytest
+from support import tiny_config
+
+from dragoman.cli.hosts import inspect
+from dragoman.config import load_config, to_toml
 from dragoman.errors import TrainingError
 from dragoman.parallel import doctor, hosts
 
@@ -187,3 +191,19 @@ def test_all_differences_are_told_at_once(told):
         "host b: its prepared data is not that of host a (digest e, not dddddddddddd)",
         "host c: no prepared data there",
     ]
+
+
+def test_data_that_was_copied_in_part_is_a_problem_of_the_host(prepared, tmp_path):
+    """An interrupted copy has a manifest and a vocabulary too."""
+    shutil.copytree(prepared.folder, tmp_path / "data")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(to_toml(tiny_config(tmp_path / "data", tmp_path / "run")), encoding="utf-8")
+    found = inspect(run_file)
+    assert (found["problem"], found["data_digest"]) == ("", prepared.manifest["digest"])
+    ids = tmp_path / "data" / "train.target.ids"
+    ids.write_bytes(ids.read_bytes()[:-100])
+    assert "train.target.ids: not as long as its index says" in inspect(run_file)["problem"]
+    ids.unlink()
+    problem = inspect(run_file)["problem"]
+    assert problem.startswith(f"data.folder {tmp_path}/data cannot be read")
+    assert "run.folder" not in problem

@@ -11,7 +11,7 @@ import typer
 
 from dragoman import __version__
 from dragoman.config import load_config
-from dragoman.errors import DragomanError
+from dragoman.errors import DataError, DragomanError
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
@@ -194,11 +194,9 @@ def inspect(run_file: Path) -> dict[str, Any]:
 
     found = {"dragoman": __version__, "data_digest": "", "problem": ""} | host.describe()
     try:
-        from dragoman.data.encode import PreparedData
-
         config = load_config(run_file)
         found["disk"] = host.disk(Path(config.run.folder))
-        found["data_digest"] = PreparedData(config.data.folder).manifest["digest"]
+        found["data_digest"] = digest_of_data(config.data.folder)
     except DragomanError as error:
         found["problem"] = str(error)
     except OSError as error:
@@ -206,3 +204,18 @@ def inspect(run_file: Path) -> dict[str, Any]:
             f"run.folder cannot be written to ({error.strerror}); make room, or choose another disk for it"
         )
     return found
+
+
+def digest_of_data(folder: str) -> str:
+    """Of a prepared folder whose files are all there and as long as they should be: a copy may have been interrupted."""
+    from dragoman.data.encode import PreparedData
+
+    try:
+        data = PreparedData(folder)
+        for part in ("train", "valid"):
+            data.encoded(part)
+    except OSError as error:
+        raise DataError(
+            f"data.folder {folder} cannot be read ({error}); copy it there, or let this user read it"
+        ) from None
+    return str(data.manifest["digest"])
