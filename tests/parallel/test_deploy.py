@@ -67,6 +67,8 @@ def test_pods_can_share_memory_and_have_time_for_a_last_checkpoint(name):
     assert pod["terminationGracePeriodSeconds"] >= 120
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     (container,) = pod["containers"]
+    (patience,) = (each["value"] for each in container["env"] if each["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    assert 120 <= int(patience) < pod["terminationGracePeriodSeconds"], "torchrun kills after that, the cluster later"
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
     assert "persistentVolumeClaim" in mounts["/work"]
@@ -80,6 +82,17 @@ def test_the_job_of_kubeflow_names_the_runtime_beside_it():
     assert node["name"] == "node", "the name that Trainer gives the address of the first node for"
     trainer = job["spec"]["trainer"]
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_image_has_what_kuberay_needs():
+    """It asks pods how they are with wget, and hands jobs to the part of Ray that is not in the extra."""
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"apt-get install .*\bwget\b", image)
+    built = (DEPLOY / "ray-job.yaml").read_text(encoding="utf-8")
+    given = dict(re.findall(r"--build-arg (\w+)=(\S+)", built))
+    assert given == {"EXTRAS": "[ray]", "MORE": "ray[default,train]"}
+    assert all(f"ARG {name}=" in image for name in given)
+    assert '".${EXTRAS}" ${MORE}' in image
 
 
 def test_a_preempted_job_of_skypilot_goes_on():
