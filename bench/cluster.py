@@ -1,6 +1,6 @@
 """Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
 
-    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1500]
+    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1500] [--hosts 2]
 
 Needs root and iproute2. Two parts:
 
@@ -8,7 +8,7 @@ Needs root and iproute2. Two parts:
   size. Exchange is real: the strategies of dragoman, gloo, real bytes over links of the given rate. The ratio of parameters to
   seconds is that of transformer-base on an older GPU (60 million in 0.3 s). Every forecast of `dragoman plan` stands beside. Before
   and after each cell steps without exchange are measured, and their mean is what it is held against: machines waver.
-- Quality. The task and the model of `dragoman demo` with real `dragoman launch` on two hosts, every strategy on the same tokens, several
+- Quality. The task and the model of `dragoman demo` with real `dragoman launch` on two hosts or more, every strategy on the same tokens, several
   seeds; steps are smaller than those of the demo, so that there are many of them. At equal time: each strategy also runs some
   steps at every limited rate. When the fastest has done all its steps, another has done (its seconds a step) fewer of them, and
   its BLEU is read from its curve of validations, between two of them in a straight line. The learning rate of that curve was made for
@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from lab import Lab, missing
 from torch import Tensor, nn
 
 from dragoman import runs
+from dragoman.cli import forecast
 from dragoman.cli.demo import RUN_FILE
 from dragoman.cli.stages import prepare
 from dragoman.config import load_config, to_toml
@@ -250,10 +251,11 @@ class Ranks:
 def speeds(
     hosts: int, each: int, cells: list[Cell], rates: list[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Every cell at every rate. The steps without exchange around it, and what a strategy costs without a limit, calibrate the
-    forecast."""
+    """Every cell at every rate, beside what `dragoman plan` says of it, with the steps without exchange around it as its time of
+    computing."""
     rows: list[dict[str, Any]] = []
-    work = dict[Cell, float]()
+    torch.set_num_threads(1)  # as the ranks have
+    packing = forecast.pack_seconds("cpu")  # before they need the cores
     with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
         ranks = Ranks(lab, each, options)
         for rate in rates:
@@ -270,13 +272,11 @@ def speeds(
                     (before + after) / 2,
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
+                    pack_seconds=packing,
                     gloo=True,
                 )
-                if not rate:  # nothing but the work of the hosts
-                    work[cell] = plan.work_of_hosts(setting, cell.strategy, found["step_seconds"])
-                calibrated = replace(setting, pack_seconds={cell.wire: work.get(cell, 0.0)})
                 rows.append(
-                    row(calibrated, rate, cell, found) | {"alone_ms": [round(1e3 * before, 1), round(1e3 * after, 1)]}
+                    row(setting, rate, cell, found) | {"alone_ms": [round(1e3 * before, 1), round(1e3 * after, 1)]}
                 )
                 tell(rows[-1])
                 before = after
@@ -298,12 +298,12 @@ def row(setting: plan.Setting, rate: str, cell: Cell, found: dict[str, float]) -
         "sent_mb": round(found["sent_bytes"] / 1e6, 3),
         "steps": found["steps"],
     }
-    forecast = plan.forecast(setting, cell.strategy, cell.wire)
-    measured["predicted_mb"] = round(forecast.sent_bytes / 1e6, 3)
-    measured["bytes_error"] = round(forecast.sent_bytes / found["sent_bytes"] - 1, 4)
+    planned = plan.forecast(setting, cell.strategy, cell.wire)
+    measured["predicted_mb"] = round(planned.sent_bytes / 1e6, 3)
+    measured["bytes_error"] = round(planned.sent_bytes / found["sent_bytes"] - 1, 4)
     if rate:
-        measured["predicted_ms"] = round(1e3 * forecast.step_seconds, 1)
-        measured["time_error"] = round(forecast.step_seconds / found["step_seconds"] - 1, 4)
+        measured["predicted_ms"] = round(1e3 * planned.step_seconds, 1)
+        measured["time_error"] = round(planned.step_seconds / found["step_seconds"] - 1, 4)
     return measured
 
 
@@ -339,7 +339,7 @@ SMALLER = [  # steps than those of the demo, and the learning rate by the root o
 
 
 class Task:
-    """The demo, prepared once, on two hosts."""
+    """The demo, prepared once, with one process on every host."""
 
     def __init__(self, lab: Lab, folder: Path, steps: int):
         self.lab, self.folder, self.steps, self.number = lab, folder, steps, 0
@@ -348,7 +348,7 @@ class Task:
         prepare(load_config(self.run_file))
 
     def trained(self, cell: Cell, *overrides: str) -> dict[str, Any]:
-        """One run over both hosts; BLEU over steps, and what host a sent."""
+        """One run over all hosts; BLEU over steps, and what host a sent."""
         self.number += 1
         section = cell.section()
         keys = [f"parallel.{name}={value}" for name, value in section.model_dump().items()]
@@ -358,7 +358,8 @@ class Task:
         path = self.folder / "one.toml"
         path.write_text(to_toml(config), encoding="utf-8")
         sent = self.lab.sent_bytes("a")
-        words = self.lab.dragoman("launch", str(path), "--hosts", "a:1,b:1", "--rsh", str(self.lab.rsh))
+        hosts = ",".join(f"{host}:1" for host in self.lab.hosts)
+        words = self.lab.dragoman("launch", str(path), "--hosts", hosts, "--rsh", str(self.lab.rsh))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
         if result.returncode:
@@ -390,7 +391,7 @@ class Task:
 
 def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    with tempfile.TemporaryDirectory() as folder, Lab(2, Path(folder)) as lab:
+    with tempfile.TemporaryDirectory() as folder, Lab(options.hosts, Path(folder)) as lab:
         task = Task(lab, Path(folder), options.steps)
         cells = [each for each in QUALITY if each.name in ("ddp", *options.strategies)]
         for cell in cells:
@@ -493,6 +494,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--hosts", type=int, default=2, help="of quality")
     names = [cell.name for cell in QUALITY]
     parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="of quality, beside ddp")
     parser.add_argument("--verbose", action="store_true")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
+import cluster as bench
 import pytest
 from support import as_overrides, tiny_config
 from typer.testing import CliRunner
 
+from dragoman.cli.forecast import unlike
 from dragoman.cli.main import app
 from dragoman.cli.stages import train
+from dragoman.config import load_config
 from dragoman.errors import DragomanError
 from dragoman.parallel import plan, wire
 
@@ -66,7 +72,7 @@ def test_the_plainest_that_is_fast_enough_is_recommended(rate, latency, chosen):
     assert plan.recommended(plan.forecasts(setting)).name == chosen
 
 
-@pytest.mark.parametrize("text", ["fast", "1", "1 GB/s", ""])
+@pytest.mark.parametrize("text", ["fast", "1", "1 GB/s", "", "0gbit", "0.0 Mbit/s", "1.2.3gbit"])
 def test_a_bandwidth_that_is_none_is_refused(text):
     with pytest.raises(DragomanError, match="write it as 1gbit"):
         plan.parse_rate(text)
@@ -88,3 +94,26 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     assert packing["fp32"] == 0 < min(packing["bf16"], packing["int8"]), "tried out on this machine"
     assert seconds[1] == pytest.approx(seconds[0] / 2)
     assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)
+    other = planned(str(tmp_path / "run"), "model.d_ff=128", "model.dropout=0.3")
+    assert "it trained another model (model.d_ff = 64 there and 128 here); take another run" in str(other)
+
+
+@pytest.mark.parametrize(("strategy", "hosts", "tells"), [("fsdp", 1, True), ("fsdp", 2, False), ("local", 2, True)])
+def test_a_run_whose_waiting_is_not_known_does_not_tell_the_time_of_computing(strategy, hosts, tells):
+    config = load_config("tiny", [f"parallel.strategy={strategy}", "train.tokens_per_gpu=1024"])
+    assert (unlike(config, config, hosts) == "") is tells
+
+
+def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):
+    """Nothing of a forecast comes from the strategy that it is compared with."""
+    packing = {"fp32": 0.0, "int8": 1e-7}
+    monkeypatch.setattr(bench.forecast, "pack_seconds", lambda device: packing)
+    monkeypatch.setattr(bench, "Lab", lambda hosts, folder: nullcontext(SimpleNamespace(limit=lambda rate: None)))
+    found = {"step_seconds": 0.2, "sent_bytes": 1e6, "steps": 5}
+    ranks = SimpleNamespace(measure=lambda cell, seconds: found, end=lambda: None)
+    monkeypatch.setattr(bench, "Ranks", lambda *_: ranks)
+    cells = [bench.Cell("ddp"), bench.Cell("ddp", "int8"), bench.Cell("streaming", "int8")]
+    rows = bench.speeds(2, 1, cells, ["", "1gbit"], Namespace(parameters=20_000_000, seconds=0.0))
+    setting = plan.Setting(20_000_000, 0, 2, 1, 0.2, plan.parse_rate("1gbit"), pack_seconds=packing, gloo=True)
+    planned = [plan.forecast(setting, cell.strategy, cell.wire).step_seconds for cell in cells]
+    assert [row["predicted_ms"] for row in rows[3:]] == [round(1e3 * seconds, 1) for seconds in planned]

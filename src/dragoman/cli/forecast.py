@@ -42,9 +42,23 @@ def compute_seconds(
     rows = record.train_rows[len(record.train_rows) // 2 :]
     if not rows or record.config is None:
         raise RunError(f"{run}: has no row of metrics yet; let it train for a while, or give --compute-seconds")
+    if reason := unlike(config, record.config, len(record.environment["hosts"])):
+        raise RunError(f"{run}: {reason}; take another run, or give --compute-seconds")
     step = statistics.median(row["step_seconds"] - row.get("exposed_seconds", 0.0) for row in rows)
     per_slot = step * record.environment["world_size"] / record.config.train.batch_tokens
     return per_slot * slots / ranks, f"measured in {run}"
+
+
+def unlike(config: Config, measured: Config, hosts: int) -> str:
+    """Why a run does not tell how long this model computes; "" where it does."""
+    ours, theirs = config.model.model_dump(), measured.model.model_dump()
+    others = [key for key in ours if ours[key] != theirs[key] and not key.endswith("dropout")]
+    if others:
+        told = ", ".join(f"model.{key} = {theirs[key]!r} there and {ours[key]!r} here" for key in others)
+        return f"it trained another model ({told})"
+    if hosts > 1 and measured.parallel.strategy in ("fsdp", "hybrid"):
+        return "with fsdp or hybrid over several hosts nobody knows how much of a step was waiting for the network"
+    return ""
 
 
 def setting_of(

@@ -336,8 +336,8 @@ class Parallel(Section):
     only. `local`: every host trains by itself and they agree every inner_steps (DiLoCo), for slow networks; `streaming`: the same
     in fragments, while computing goes on. The first four make the same updates; the last two do not, and are for slow networks."""
     wire: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Numbers on the network: `bf16` half of the traffic, `int8` a quarter, where what rounding takes away is added the next time.
-    Not with fsdp and hybrid."""
+    """Numbers on the network: `bf16` half of the traffic, `int8` a quarter, where what rounding takes away is added the next time
+    (ddp with several processes a host saves less in int8: take two_level). Not with fsdp and hybrid."""
     ranks_per_island: Count = 0
     """Ranks that are close to each other (two_level, hybrid, local, streaming); 0: those of one host."""
     compare_every: Count = 0

@@ -100,14 +100,6 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     return travel + rounds + packing
 
 
-def work_of_hosts(setting: Setting, strategy: str, step_seconds: float) -> float:
-    """`pack_seconds` of a setting, from a step that was measured where the network is no limit."""
-    waited = max(0.0, step_seconds - setting.compute_seconds)
-    if strategy in EVERY_BUCKET:
-        return (waited + window(setting)) / setting.parameters
-    return waited * (setting.inner_steps if strategy in ("local", "streaming") else 1) / setting.parameters
-
-
 def buckets(setting: Setting) -> int:
     return 1 + -(-4 * setting.parameters // BUCKET_BYTES)  # the first one is small
 
@@ -174,6 +166,7 @@ def parse_rate(text: str) -> float:
     found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?bit)(/s|ps)?\s*", text, re.IGNORECASE)
     try:
         assert found
-        return float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT
+        assert (rate := float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT)
+        return rate
     except (AssertionError, ValueError):
         raise DragomanError(f"--bandwidth {text!r}: write it as 1gbit, 100mbit or 25gbit") from None
