@@ -8,8 +8,8 @@ Needs root and iproute2. Two parts:
   size. Exchange is real: the strategies of dragoman, gloo, real bytes over links of the given rate. The ratio of parameters to
   seconds is that of transformer-base on an older GPU (60 million in 0.3 s). Every forecast of `dragoman plan` stands beside. Before
   and after each cell steps without exchange are measured, and their mean is what it is held against: machines waver.
-- Quality. The task and the model of `dragoman demo` with real `dragoman launch` on two hosts or more, every strategy on the same tokens, several
-  seeds; steps are smaller than those of the demo, so that there are many of them. At equal time: each strategy also runs some
+- Quality. The task and the model of `dragoman demo` with real `dragoman launch` on two hosts or more, every strategy on the same tokens,
+  several seeds; steps are smaller than those of the demo, so that there are many of them. At equal time: each strategy also runs some
   steps at every limited rate. When the fastest has done all its steps, another has done (its seconds a step) fewer of them, and
   its BLEU is read from its curve of validations, between two of them in a straight line. The learning rate of that curve was made for
   all steps: a run that is planned to be shorter ends a little better.

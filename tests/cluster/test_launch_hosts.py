@@ -54,7 +54,7 @@ class TestMistakes:
     def test_an_interface_that_does_not_exist(self, start):
         line = one_line(start(options=("--interface", "ib0"), check=False))
         assert (
-            f"host a: has no interface ib0 that is up; it has lo (127.0.0.1), eth0 ({start.lab.address('a')})" in line
+            f"host a: has no interface ib0 that is up; it has eth0 ({start.lab.address('a')}), lo (127.0.0.1)" in line
         )
 
     def test_a_closed_port(self, start):

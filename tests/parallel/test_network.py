@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +43,19 @@ def test_hosts_meet_at_ports_as_ranks_will_use_them():
     assert PORTS[0] <= first.ports[0] < PORTS[1]
     assert low <= first.ports[1] <= high
     assert [low <= port <= high for port in other.ports] == [True]
+
+
+def test_the_fastest_interface_is_tried_first(monkeypatch):
+    """What it says of itself; a bridge of containers leads nowhere, however fast it claims to be."""
+    speeds = {"lo": 0, "eth0": 1_000, "docker0": 10_000, "tap0": network.UNKNOWN_MBIT, "eth1": 100_000, "tun0": 0}
+    interfaces = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=f"10.0.{place}.1")] for place, name in enumerate(speeds)
+    }
+    interfaces["lo"][0].address = "127.0.0.1"
+    states = {name: SimpleNamespace(isup=True, speed=speed) for name, speed in speeds.items()}
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(network.psutil, "net_if_stats", lambda: states)
+    assert network.candidates(network.own_addresses()) == ["eth1", "eth0", "tap0", "tun0", "docker0"]
 
 
 def test_the_interface_that_leads_to_a_name():

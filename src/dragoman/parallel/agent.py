@@ -20,8 +20,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dragoman import runs
 from dragoman.config.load import load_config
 from dragoman.parallel import network
@@ -105,11 +103,10 @@ class Agent:
     def do_look(self, request: Message) -> Message:
         versions = {name: metadata.version(name) for name in ("torch", "numpy")}
         versions["python"] = ".".join(map(str, sys.version_info[:3]))
-        addresses = {name: own for name in psutil.net_if_addrs() if (own := network.address_of(name))}
         self.run_file.write_text(request["toml"], encoding="utf-8")
         found = self.inspect(self.run_file)
         versions = {"dragoman": found.pop("dragoman")} | versions
-        return {"addresses": addresses, "versions": versions} | found
+        return {"addresses": network.own_addresses(), "versions": versions} | found
 
     def do_speed(self, request: Message) -> Message:
         return {"mbit": network.link_mbit(request["interface"])}

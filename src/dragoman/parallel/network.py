@@ -20,6 +20,7 @@ ELSEWHERE = "192.0.2.1"  # set aside for documents: whatever leads there leads o
 TOKEN_BYTES = 16
 PIECE = b"\0" * 2**18
 PINGS = 10
+UNKNOWN_MBIT = 65535  # what some virtual interfaces say that have no speed
 LAST_CHOICE = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman")  # no other machine is behind them
 
 
@@ -30,8 +31,14 @@ def address_of(interface: str) -> str | None:
     return found[0] if found and status and status.isup else None
 
 
+def own_addresses() -> dict[str, str]:
+    """Of interfaces that are up, the fastest first; those that do not say how fast they are come last."""
+    names = sorted(psutil.net_if_addrs(), key=lambda name: -(link_mbit(name) or 0))
+    return {name: address for name in names if (address := address_of(name))}
+
+
 def candidates(addresses: dict[str, str]) -> list[str]:
-    """Interfaces that may lead to other hosts, the likeliest first. Loopback never does."""
+    """Interfaces that may lead to other hosts, the likeliest first, else in the order given. Loopback never does."""
     names = [name for name, address in addresses.items() if not is_loopback(address)]
     return sorted(names, key=lambda name: name.startswith(LAST_CHOICE))
 
@@ -45,7 +52,7 @@ def leading_to(name: str, *, outside: bool) -> str:
     interfaces = psutil.net_if_addrs()
     found = [name for name, addresses in interfaces.items() if any(each.address == own for each in addresses)]
     if outside:
-        found += candidates({name: address for name in interfaces if (address := address_of(name))})
+        found += candidates(own_addresses())
     return found[0] if found else ""
 
 
@@ -67,7 +74,7 @@ def source_address(name: str) -> str | None:
 def link_mbit(interface: str) -> int | None:
     """What the interface says about itself; virtual ones say nothing or nonsense."""
     status = psutil.net_if_stats().get(interface)
-    return status.speed if status and 0 < status.speed < 2**20 else None
+    return status.speed if status and 0 < status.speed < 2**20 and status.speed != UNKNOWN_MBIT else None
 
 
 class Listener:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dragoman.errors import DragomanError
@@ -164,9 +165,7 @@ def recommended(choices: list[Forecast]) -> Forecast:
 def parse_rate(text: str) -> float:
     """1gbit, 100 Mbit/s, 25Gbit -> bytes per second that are left for data."""
     found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?bit)(/s|ps)?\s*", text, re.IGNORECASE)
-    try:
-        assert found
-        assert (rate := float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT)
-        return rate
-    except (AssertionError, ValueError):
-        raise DragomanError(f"--bandwidth {text!r}: write it as 1gbit, 100mbit or 25gbit") from None
+    with suppress(ValueError):
+        if found and float(found[1]) > 0:
+            return float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT
+    raise DragomanError(f"--bandwidth {text!r}: write it as 1gbit, 100mbit or 25gbit")
