@@ -36,6 +36,7 @@ def test_the_script_trains_and_goes_on(prepared, tmp_path):
     dragoman(*words, "--sbatch=--time=10", env=environment, cwd=tmp_path)
     script = tmp_path / "one.sbatch"
     assert "#SBATCH --time=10\n" in script.read_text(encoding="utf-8")
+    assert "#SBATCH --distribution=block\n" in script.read_text(encoding="utf-8"), "ranks of a host follow each other"
     events = runs.read_rows(tmp_path / "run" / "events.jsonl")
     assert (events[0]["event"], events[0]["ranks"]) == ("start", 2)
     again = script.read_text(encoding="utf-8").replace("train.max_steps=4", "train.max_steps=6")

@@ -19,7 +19,7 @@ class Islands:
     own: int  # index of the island of this rank
     # Each group is used by one thread only: exchanges of two threads would meet in another order on another rank.
     within: dist.ProcessGroup | None  # the ranks of one's own island, for the courier
-    gradients: dist.ProcessGroup | None  # the same ranks, for DDP
+    gradients: dist.ProcessGroup | None  # the same ranks, for DDP and FSDP
     between: dist.ProcessGroup | None  # the first ranks of all islands, for the courier
 
     @property
@@ -33,14 +33,20 @@ class Islands:
 
 def found(mesh: Mesh, ranks_per_island: int) -> Islands:
     """By hosts, or so many ranks each. Every rank must reach this line."""
-    starts = [rank for rank, local in enumerate(gather(mesh, mesh.local_rank)) if local == 0]
+    places = gather(mesh, mesh.local_rank)
+    starts = [rank for rank, place in enumerate(places) if place == 0]
     if ranks_per_island:
         if mesh.world % ranks_per_island:
             raise TrainingError(
                 f"parallel.ranks_per_island = {ranks_per_island} does not divide the {mesh.world} ranks; choose a divisor"
             )
         starts = list(range(0, mesh.world, ranks_per_island))
+    elif places != [place for start, end in pairwise([*starts, mesh.world]) for place in range(end - start)]:
+        raise TrainingError(
+            "ranks of one host do not follow each other, so that nobody knows who is close to whom; number them host by host "
+            "(Slurm: --distribution=block), or set parallel.ranks_per_island"
+        )
     ranks = [list(range(start, end)) for start, end in pairwise([*starts, mesh.world])]
     own = next(index for index, members in enumerate(ranks) if mesh.rank in members)
-    within, gradients = ([dist.new_group(members) for members in ranks][own] for _ in range(2))  # all make all groups
-    return Islands(ranks, own, within, gradients, dist.new_group([members[0] for members in ranks]))
+    within, gradients = ([mesh.group(members) for members in ranks][own] for _ in range(2))
+    return Islands(ranks, own, within, gradients, mesh.group([members[0] for members in ranks]))

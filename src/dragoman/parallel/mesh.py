@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -30,11 +30,16 @@ class Mesh:
     local_rank: int
     device: torch.device
     patient: dist.ProcessGroup | None = None  # for waits on one rank's files: a slow disk is not a hang
+    timeout: timedelta | None = None  # of every exchange
 
     @property
     def is_main(self) -> bool:
         """The rank that writes files. Nothing that matters may live there alone."""
         return self.rank == 0
+
+    def group(self, ranks: Sequence[int]) -> Any:
+        """Some of the ranks. All ranks must reach this line, for all groups."""
+        return dist.new_group(list(ranks), timeout=self.timeout)
 
     @property
     def backend(self) -> str:
@@ -58,7 +63,7 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
     timeout = timedelta(seconds=timeout_seconds)
     name_interface()
     dist.init_process_group(mesh.backend, timeout=timeout, rank=rank, world_size=world, store=own_store(rank, timeout))
-    yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE))
+    yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE), timeout=timeout)
     # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
     dist.destroy_process_group()
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import cast
 
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -37,20 +38,25 @@ class Sharded(Strategy):
         return None
 
     def shard(self, objective: nn.Module) -> None:
-        grid: dict[str, Any] = {"mesh_shape": (self.mesh.world,)}
-        if self.islands:
-            sizes = {len(members) for members in self.islands.ranks}
-            if len(sizes) > 1:
-                raise TrainingError(
-                    'parallel.strategy = "hybrid" needs the same number of processes on every host; start it so, or use "fsdp"'
-                )
-            grid = {"mesh_shape": (len(self.islands.ranks), sizes.pop()), "mesh_dim_names": ("between", "within")}
         # It warns of operations in place on what a block returns. The model has none; tests compare its gradients.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        mesh = init_device_mesh(self.mesh.device.type, **grid)
+        mesh = self.grid()
         for block in self.blocks(objective):
             fully_shard(block, mesh=mesh)
         fully_shard(objective, mesh=mesh)
+
+    def grid(self) -> DeviceMesh:
+        """Of islands with groups of our own: those that torch makes do not know train.timeout_seconds."""
+        device, islands = self.mesh.device.type, self.islands
+        if not islands:
+            return init_device_mesh(device, (self.mesh.world,))
+        if len({len(members) for members in islands.ranks}) > 1:
+            raise TrainingError(
+                'parallel.strategy = "hybrid" needs the same number of processes on every host; start it so, or use "fsdp"'
+            )
+        between = [self.mesh.group(members) for members in self.replicas()]
+        mine = between[islands.ranks[islands.own].index(self.mesh.rank)], cast(dist.ProcessGroup, islands.gradients)
+        return DeviceMesh.from_group(list(mine), device, islands.ranks, mesh_dim_names=("between", "within"))
 
     def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
         """Blocks are compiled one by one: between them weights come and go."""

@@ -15,6 +15,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node={tasks}
+#SBATCH --distribution=block
 #SBATCH --output={name}-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
