@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 from support import as_overrides, dragoman, tiny_config
+from typer.testing import CliRunner
 
 from dragoman import runs
+from dragoman.cli.main import app
 from dragoman.config import to_toml
 
 SBATCH = """#!/bin/sh
@@ -61,3 +64,23 @@ def test_without_slurm_the_script_is_there_and_the_user_told(prepared, tmp_path)
     assert result.returncode == 2
     assert "submit tiny.sbatch from a login node" in result.stderr
     assert sys.executable in (tmp_path / "tiny.sbatch").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--slurm", "--restarts", "3"], "--restarts: means nothing with --slurm"),
+        (["--slurm", "--hosts", "a,b"], "--hosts: means nothing with --slurm"),
+        (["--slurm", "--port", "29500"], "--port: means nothing with --slurm"),
+        (["--slurm", "--rsh", "ssh"], "--rsh: means nothing with --slurm"),
+        (["--slurm", "--simulate-fault", "kill:rank=0,step=1"], "--simulate-fault: means nothing with --slurm"),
+        (["--slurm", "--sbatch=--gpus-per-task=1"], "--sbatch: with --gpus-per-task a process sees one GPU"),
+        (["--hosts", "a", "--nodes", "2"], "--nodes: means nothing without --slurm"),
+        (["--hosts", "a", "--sbatch=--time=10"], "--sbatch: means nothing without --slurm"),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(words, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(app, ["launch", "tiny", *words]).exception
+    assert line in str(error)
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import typer
 
 from dragoman import __version__
 from dragoman.config import load_config
-from dragoman.errors import DataError, DragomanError
+from dragoman.errors import ConfigError, DataError, DragomanError
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
@@ -63,7 +63,23 @@ def fault_environment(text: str | None) -> dict[str, str]:
     return {fault.VARIABLE: text}
 
 
+# What means nothing with --slurm, and what means nothing without it.
+NOT_SLURM = ("hosts", "restarts", "simulate_fault", "port", "rsh")
+SLURM_ONLY = ("nodes", "tasks", "sbatch")
+
+
+def refuse_unused(context: typer.Context, *, slurm: bool) -> None:
+    """An option that would be dropped without a word."""
+    for name in NOT_SLURM if slurm else SLURM_ONLY:
+        source = context.get_parameter_source(name)
+        if source and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            why = "Slurm says where ranks are, and queues the job again" if slurm else "it is for --slurm"
+            raise ConfigError([f"means nothing {'with' if slurm else 'without'} --slurm: {why}; leave it out"], option)
+
+
 def launch(
+    context: typer.Context,
     run_file: RunFile,
     overrides: Overrides = None,
     hosts: Hosts = "",
@@ -87,6 +103,7 @@ def launch(
     ] = None,
 ) -> None:
     """Train on several hosts, started from here; they need the installed package and the prepared data, nothing else."""
+    refuse_unused(context, slurm=slurm)
     config = load_config(run_file, overrides)
     if slurm:
         from dragoman.parallel import slurm as job

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from dragoman.errors import TrainingError
+from dragoman.errors import ConfigError, TrainingError
 
 SCRIPT = """#!/bin/bash
 # Written by `dragoman launch --slurm`. Submit it again as it is: it goes on from the newest checkpoint.
@@ -44,6 +44,10 @@ def script(
     options: list[str],
 ) -> str:
     """Slurm hands SIGTERM to every task two minutes before the end: all ranks then stop together, with a checkpoint."""
+    if any(option.startswith("--gpus-per-task") for option in options):
+        raise ConfigError(
+            ["with --gpus-per-task a process sees one GPU and takes it for the first; use --gpus-per-node"], "--sbatch"
+        )
     command = [python, "-m", "dragoman", "train", run_file, *overrides, "--resume"]
     names = f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME=={interface}" if interface else ""
     return SCRIPT.format(
