@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from support import tiny_config
@@ -207,3 +209,18 @@ def test_data_that_was_copied_in_part_is_a_problem_of_the_host(prepared, tmp_pat
     problem = inspect(run_file)["problem"]
     assert problem.startswith(f"data.folder {tmp_path}/data cannot be read")
     assert "run.folder" not in problem
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("Host key verification failed.", r"accept its key once, by hand: ssh -o ConnectTimeout=10 .* b true"),
+        ("Permission denied (publickey).", r"try: ssh -o BatchMode=yes .* b true"),
+    ],
+)
+def test_a_remedy_asks_what_the_launcher_may_not_ask(said, remedy):
+    """Whether a new key is the right one is for a person to say: with BatchMode ssh would fail again."""
+    host = hosts.Host("b", 1)
+    host.words = [said]
+    host.process = SimpleNamespace(args=[*hosts.SSH.split(), "b", "agent"], poll=lambda: 255)
+    assert re.search(remedy + "$", str(host.unreachable()))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
+from dragoman.parallel import agent, hosts
 from dragoman.parallel.hosts import Fleet, Host
 
 SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
@@ -119,3 +120,5 @@ def test_a_host_that_falls_silent_is_given_up():
     assert speaks.process.poll() is None
     speaks.process.kill()
     speaks.process.wait()
+    assert agent.SILENCE_SECONDS < hosts.SILENCE_SECONDS, "its old ranks are gone before there are new ones"
+    assert agent.SILENCE_SECONDS > 2 * hosts.BEAT_SECONDS

@@ -344,7 +344,8 @@ class Parallel(Section):
     """Steps between two comparisons of ranks that must hold the same weights, by a sum over them; 0: only before every validation and
     checkpoint."""
     inner_steps: Positive = 20
-    """Steps between two agreements (local, streaming)."""
+    """Steps between two agreements (local, streaming). The model is what was agreed on last: with local make train.max_steps a
+    multiple of it, or the steps after the last agreement are in no model."""
     fragments: Positive = 4
     """Parts of the weights that take turns (streaming); must divide inner_steps."""
     outer_learning_rate: Annotated[float, Field(gt=0.0)] = 0.7

@@ -26,7 +26,7 @@ from dragoman.parallel import network
 from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, cool, warm
 
 MARK = "@dragoman "
-SILENCE_SECONDS = 60.0  # without a word from the launcher: it is gone, or the network between us is
+SILENCE_SECONDS = 25.0  # without a word from the launcher: it is gone, or the network is; sooner than it gives us up and starts others
 
 Message = dict[str, Any]
 

@@ -28,7 +28,8 @@ from dragoman.parallel.launch import PORTS, listening, resumed, worth_another
 from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
+ASK_NOBODY = " -o BatchMode=yes"
+SSH = f"ssh{ASK_NOBODY} -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
 ANSWER_SECONDS = 25.0
 BEAT_SECONDS = 5.0  # between two signs of life to the agents
 SILENCE_SECONDS = 30.0  # without an answer to them: it is gone
@@ -150,7 +151,10 @@ class Host:
             )
         if "cd:" in said:
             return self.error(f"{said}; name a folder that it has with --folder")
-        remedy = f"try: {' '.join(self.process.args[:-1])} true"  # type: ignore[index,arg-type]
+        command = " ".join(self.process.args[:-1])  # type: ignore[index,arg-type]
+        remedy = f"try: {command} true"
+        if "Host key verification failed" in said:
+            remedy = f"accept its key once, by hand: {command.replace(ASK_NOBODY, '')} true"
         return self.error(f"cannot be reached ({said or f'code {self.process.poll()}'}); {remedy}")
 
     def leave(self) -> None:
