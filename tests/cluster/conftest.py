@@ -93,6 +93,7 @@ class Starter:
     lab: Lab
     data: Path
     folder: Path
+    limit: float = 180.0  # seconds
 
     def words(
         self, *overrides: str, hosts: str = "a:1,b:1", options: tuple[str, ...] = (), run: str = "run"
@@ -102,9 +103,8 @@ class Starter:
         return self.lab.dragoman("launch", "tiny", *as_overrides(config), *remote)
 
     def __call__(self, *overrides: str, check: bool = True, **details: Any) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            self.words(*overrides, **details), capture_output=True, text=True, env=ENVIRONMENT, timeout=180, check=False
-        )
+        words = self.words(*overrides, **details)
+        result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=self.limit, check=False)
         assert not check or result.returncode == 0, result.stderr
         assert self.lab.left_behind() == []
         return result
