@@ -20,6 +20,14 @@ def test_this_host_is_described_without_addresses():
     assert all(set(interface) == {"name", "speed_mbit"} for interface in facts["interfaces"])
 
 
+def test_the_speed_of_a_fast_card_is_told_and_what_is_no_speed_is_not(monkeypatch):
+    speeds = {"eth0": 100_000, "eth1": 65_535, "eth2": 0}
+    states = {name: SimpleNamespace(isup=True, speed=speed) for name, speed in speeds.items()}
+    monkeypatch.setattr(host.psutil, "net_if_stats", lambda: states)
+    monkeypatch.setattr(host, "ports", dict)
+    assert [link["speed_mbit"] for link in host.describe()["interfaces"]] == [100_000, None, None]
+
+
 def test_samples_arrive_while_the_block_runs(tmp_path):
     with sampling(tmp_path / "host.jsonl", 0.05, enabled=True):
         time.sleep(0.5)

@@ -47,7 +47,7 @@ def describe() -> dict[str, Any]:
     """What does not change while a run goes on. No addresses: a run folder may be shown to anybody."""
     cards = [gpu.describe(card) for card in gpu.handles()]
     interfaces = [
-        {"name": name, "speed_mbit": status.speed if 0 < status.speed < UNKNOWN_SPEED else None}
+        {"name": name, "speed_mbit": status.speed if 0 < status.speed != UNKNOWN_SPEED else None}
         for name, status in sorted(psutil.net_if_stats().items())
         if status.isup and counts(name)
     ]
