@@ -1,5 +1,7 @@
 """Run folders: whole files or none, rows that survive a torn end."""
 
+import os
+
 import pytest
 
 from dragoman import runs
@@ -30,6 +32,31 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         runs.write_text(path, "\udce9")
     assert runs.read_json(path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_into(tmp_path):
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "new" / "file")
+    runs.check_place(link)
+    runs.write_text(link, "through")
+    assert (link.is_symlink(), (tmp_path / "new" / "file").read_text()) == (True, "through")
+    os.mkfifo(pipe)
+    runs.check_place(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    runs.write_text(pipe, "water")
+    assert (os.read(reader, 9), pipe.is_fifo()) == (b"water", True)
+    os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "new", "pipe"]
+
+
+def test_a_place_is_tried_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("old")
+    for wrong, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "below", "cannot be written")):
+        with pytest.raises(RunError, match=words):
+            runs.check_place(wrong)
+    runs.check_place(tmp_path / "file")
+    runs.check_place(tmp_path / "new" / "deep" / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_torn_last_row_is_passed_over(tmp_path):

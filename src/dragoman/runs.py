@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -184,22 +185,39 @@ def score_of(checkpoint: Path, metric: str) -> float | None:
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is written under a temporary name and renamed at the end: a reader sees the old file or the new one,
-    never a torso. An error names the file that it was about."""
+    never a torso. A link is followed; a pipe or a device is written into. An error names the file that it was about."""
+    named, path = path, path.resolve()
     temporary = temporary_name(path)
     try:
+        if named.exists() and not named.is_file():
+            with named.open("wb") as stream:
+                yield stream
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             yield stream
             stream.flush()
             sync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise OSError(error.errno, error.strerror, str(named)) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def check_place(path: Path) -> None:
+    """Before long work: whether `whole` can write there. Nothing is left behind."""
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder; name a file to write")
+    if path.exists() and not path.is_file():
+        return
+    try:
+        tempfile.TemporaryFile(dir=next(folder for folder in path.resolve().parents if folder.exists())).close()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); nothing was done") from None
+
+
 def write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as stream:
         stream.write(text.encode())
 

@@ -10,7 +10,10 @@ import sys
 import pytest
 import torch
 from support import dragoman
+from typer.testing import CliRunner
 
+from dragoman.cli import translating
+from dragoman.cli.main import app
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import EOS
 from dragoman.errors import ConfigError, RunError
@@ -237,6 +240,27 @@ def test_every_way_to_search_from_the_command_line(folder, prepared, tmp_path):
     split = dragoman("translate", str(folder), str(tmp_path / "in"), "--split", "--engine", "torch").stdout.splitlines()
     alone = Translator.load(folder, "cpu", engine="torch").translate(sources)
     assert split == [f"{alone[0]} {alone[1]}", alone[2]]
+
+
+def test_where_to_write_is_known_before_the_model_is_read(tmp_path, monkeypatch):
+    """From a test no line of a file is read either: what is wrong is said first."""
+    (tmp_path / "in").write_text("one\n")
+    runner = CliRunner()
+    for output in (tmp_path, tmp_path / "in" / "below"):
+        found = runner.invoke(app, ["translate", "no/such/model", str(tmp_path / "in"), "-o", str(output)])
+        assert isinstance(found.exception, RunError)
+        assert str(output) in str(found.exception)
+    monkeypatch.setattr(translating, "read", lambda path: None)
+    options = ["-o", str(tmp_path / "out"), "--processes", "2", "--prefixes", str(tmp_path / "in")]
+    told = str(runner.invoke(app, ["translate", "no/such/model", *options]).exception)
+    assert all(f"{name} is for the lines of a file" in told for name in ("--output", "--processes")), told
+
+
+def test_what_is_written_is_utf_8_whatever_the_locale_says(folder, tmp_path):
+    (tmp_path / "in").write_text("☃\n", encoding="utf-8")
+    command = [sys.executable, "-m", "dragoman", "translate", str(folder), str(tmp_path / "in"), "--scores"]
+    found = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert json.loads(found.stdout.decode("utf-8"))["source"] == "☃"
 
 
 def test_a_conversation(folder):

@@ -61,6 +61,8 @@ def evaluate(
     chosen = [each for some in every for each in some]
     if html and len(chosen) + bool(average) > 1:
         raise RunError(f"--html is a page about one model; {len(chosen) + bool(average)} were named")
+    if html:
+        runs.check_place(html)
     with progress.shown() as shown:
         results = [stages.evaluate(each, html=html, progress=shown, **options) for each in chosen]
         if average:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.runs import write_text
+from dragoman.runs import check_place, write_text
 
 if TYPE_CHECKING:
     from dragoman.translate import Request, Translation, Translator
@@ -69,6 +69,10 @@ def translate(
     """Translate raw text, line by line, in order; empty lines stay empty."""
     texts = read(source)
     given = read(prefixes) if prefixes else None
+    if output:
+        check_place(output)
+    if texts is None:
+        refuse_in_conversation({"--output": output, "--prefixes": prefixes, "--processes": processes})
     from dragoman.cli import progress
     from dragoman.translate import Translator, crew
 
@@ -144,15 +148,20 @@ def write(lines: list[str], path: Path | None) -> None:
     if path:
         write_text(path, text)
     else:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text.encode())  # UTF-8 whatever the locale says
+
+
+def refuse_in_conversation(given: dict[str, Any]) -> None:
+    problems = [f"{name} is for the lines of a file; name the file, or pipe it in" for name in given if given[name]]
+    if problems:
+        raise ConfigError(problems, "translate")
 
 
 def converse(translator: Translator, request: Request, options: dict[str, Any], as_json: bool) -> None:
-    if options["prefixes"] is not None:
-        raise ConfigError(["--prefixes belong to the lines of a file; name the file to translate, too"], "translate")
     print("One sentence a line; Ctrl-D to leave.", file=sys.stderr)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # a slip of the keyboard does not end it
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # a slip of the keyboard does not end it
     for line in sys.stdin:
         text = line.strip()
-        print(told([text], translator.search([text], request, **options), as_json)[0], flush=True)
+        write(told([text], translator.search([text], request, **options), as_json), None)
+        sys.stdout.flush()
