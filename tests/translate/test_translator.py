@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 import torch
 from support import dragoman
@@ -14,14 +15,15 @@ from typer.testing import CliRunner
 
 from dragoman.cli import translating
 from dragoman.cli.main import app
-from dragoman.config.schema import Model, Translate
-from dragoman.data.subwords import EOS
+from dragoman.config.schema import Model, Subwords, Translate
+from dragoman.data.subwords import EOS, learn
 from dragoman.errors import ConfigError, RunError
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
 from dragoman.translate import Translator
-from dragoman.translate.pieces import LONGEST, aligned_words, cut, parts
+from dragoman.translate.pieces import LONGEST, Part, cut, parts
 from dragoman.translate.request import Hypothesis
+from dragoman.translate.translator import aligned
 
 
 class Echo:
@@ -91,7 +93,7 @@ def test_nothing_is_too_long(echo, prepared):
 
 def test_every_piece_of_a_cut_is_kept(prepared):
     ids = [*range(4, 4 + 3 * LONGEST), EOS]
-    found = list(cut([number % 300 + 4 for number in ids[:-1]] + [EOS], prepared.vocabulary, " ", ""))
+    found = list(cut([number % 300 + 4 for number in ids[:-1]] + [EOS], "x", prepared.vocabulary, " ", ""))
     assert [number for part in found for number in part.ids if number != EOS] == [
         number % 300 + 4 for number in ids[:-1]
     ]
@@ -108,17 +110,44 @@ def test_a_language_without_spaces_is_cut_between_words_of_the_other(prepared):
         assert {part.joint for part in found[1:]} == {joint}
 
 
-def test_words_that_look_at_each_other(prepared):
-    vocabulary = prepared.vocabulary
-    source, target = vocabulary.encode(["the house sleeps", "das Haus"])
-    attention = [[0.0] * len(source) for _ in target[:-1]]
-    last = max(
-        index for index in range(len(source) - 1) if vocabulary.processor.id_to_piece(source[index]).startswith("▁")
-    )
-    for row in attention:
-        row[last] = 0.4
-        row[len(source) - 1] = 0.6  # the end mark is no word
-    assert aligned_words(source, target[:-1], attention, vocabulary) == [(2, 0), (2, 1)]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The cat☃ sleeps. My brother sees ½ a small house. ☃ It is green.",
+        "☃ ´ house … the cat",
+        "a\u200bb \u200b. The ﬁne house.",
+        " ".join(["the", "cat☃"] * 150) + " house",
+        "x" * 1000 + " the cat",
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_words_are_those_that_blanks_tell_apart(echo, text, split):
+    """Every subword looks at itself, so whatever normalising, unknown letters and cutting do, a word meets itself."""
+    (found,) = echo.search([text], echo.request(), split=split, alignment=True)[0]
+    source, target = text.split(), found.text.split()
+    assert all(pair[0] < len(source) and pair[1] < len(target) for pair in found.alignment)
+    known = {word for word in source if word in target and source.count(word) == 1}
+    assert {(source.index(word), target.index(word)) for word in known} <= set(found.alignment), found
+    assert known
+    assert all(number == target.index(source[word]) for word, number in found.alignment if source[word] in known)
+
+
+def test_the_end_mark_is_no_word():
+    rows = [[0.4, 0.0, 0.6], [0.0, 0.4, 0.6]]
+    assert aligned([0, 1], [0, 1], [Hypothesis([5, 6], 0.0, rows)], [Part([5, 6, EOS], " ", "a b")]) == [(0, 0), (1, 1)]
+
+
+def test_a_line_stays_a_line_though_bytes_can_spell_a_line_break(tmp_path):
+    section = Subwords(vocab_size=290, byte_fallback=True)
+    vocabulary = learn([pa.array(["the cat sees a house"])], section, tmp_path / "vocabulary.model")
+    ids = vocabulary.processor.piece_to_id(["▁the", "<0x0A>", "<0x0D>", "▁cat"])
+    translator = Translator(Echo(), vocabulary, Translate())
+    assert list(translator.read_out([[Hypothesis(ids, 0.0)]]).values()) == ["the   cat"]
+
+
+def test_what_the_vocabulary_does_not_keep_is_nothing(echo):
+    assert echo.translate(["\u200b", "\ufeff", "fine"], split=True)[:2] == ["", ""]
+    assert len(echo.engine.asked) == 1
 
 
 STRANGE = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,58 +23,60 @@ class Part:
 
     ids: list[int]  # with the end mark
     joint: str  # between its translation and that of the part before
+    sentence: str  # that begins with it; empty where one goes on
 
 
 def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, split: bool, space: str) -> list[Part]:
     """The text itself, whose ids are given; its sentences, when asked for or when it is too long; pieces of a sentence that is
     still too long."""
-    if not text:
+    if ids == [EOS]:  # nothing, or nothing that the vocabulary keeps
         return []
     if not split and len(ids) <= LONGEST:
-        return [Part(ids, space)]
+        return [Part(ids, space, text)]
     found = [sentence.strip() for sentence in sentencex.segment(language, text)]
-    encoded = vocabulary.encode([sentence for sentence in found if sentence])
+    encoded = zip(vocabulary.encode(found), found, strict=True)
     inside = "" if is_spaced(language) else space  # words are cut only where nothing tells them apart
-    return [part for ids in encoded for part in cut(ids, vocabulary, space, inside)]
+    return [part for ids, sentence in encoded if ids != [EOS] for part in cut(ids, sentence, vocabulary, space, inside)]
 
 
-def cut(ids: list[int], vocabulary: Vocabulary, space: str, inside: str) -> Iterator[Part]:
+def cut(ids: list[int], sentence: str, vocabulary: Vocabulary, space: str, inside: str) -> Iterator[Part]:
     """Pieces of at most LONGEST subwords, where possible between two words."""
     start, joint = 0, space
     while len(ids) - start > LONGEST:
         end = start + LONGEST - 1
         between = [at for at in range(end, start + LONGEST // 2, -1) if begins_word(ids[at], vocabulary)]
         end = between[0] if between else end
-        yield Part([*ids[start:end], EOS], joint)
-        start, joint = end, space if between else inside
-    yield Part(ids[start:], joint)
+        yield Part([*ids[start:end], EOS], joint, sentence)
+        start, joint, sentence = end, space if between else inside, ""
+    yield Part(ids[start:], joint, sentence)
 
 
 def begins_word(index: int, vocabulary: Vocabulary) -> bool:
     return bool(vocabulary.processor.id_to_piece(index).startswith("▁"))
 
 
-def aligned_words(
-    source: list[int], target: list[int], attention: list[list[float]], vocabulary: Vocabulary
-) -> Alignment:
-    """For every word of the target the words of the source that its subwords looked at most, counted from 0."""
-    source_words, target_words = word_numbers(source, vocabulary.source), word_numbers(target, vocabulary)
-    pairs = {
-        (source_words[max(range(len(source_words)), key=row.__getitem__)], word)
-        for row, word in zip(attention, target_words, strict=True)
-        if source_words
-    }
-    return sorted(pairs)
+def source_places(text: str, cut: list[Part], vocabulary: Vocabulary) -> list[int]:
+    """Where in the text the subwords of its parts begin."""
+    places: list[int] = []
+    at = 0
+    for sentence in (part.sentence for part in cut if part.sentence):
+        at = text.index(sentence, at)
+        places += [
+            at + piece.begin for piece in vocabulary.processor.encode(sentence, out_type="immutable_proto").pieces
+        ]
+        at += len(sentence)
+    return places
 
 
-def word_numbers(ids: list[int], vocabulary: Vocabulary) -> list[int]:
-    """Which word every subword belongs to; the end mark belongs to none."""
-    numbers, number = [], -1
-    for index in ids:
-        if index != EOS:
-            number = max(0, number + begins_word(index, vocabulary))
-            numbers.append(number)
-    return numbers
+def target_places(ids: list[int], vocabulary: Vocabulary) -> list[int]:
+    """Where in its text the subwords of a translation begin."""
+    return [piece.begin for piece in vocabulary.processor.decode(ids, out_type="immutable_proto").pieces]
+
+
+def word_numbers(text: str, places: list[int]) -> list[int]:
+    """Which of the words that blanks tell apart is at these places, or next after them; counted from 0."""
+    ends = [word.end() for word in re.finditer(r"\S+", text)]
+    return [min(bisect_right(ends, place), len(ends) - 1) for place in places]
 
 
 def checked(texts: list[str]) -> list[str]:

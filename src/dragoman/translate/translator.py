@@ -15,10 +15,11 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.model import folder as model_folder
 from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import find_model, is_ctranslate2, read_whole
-from dragoman.translate.pieces import Alignment, Part, aligned_words, checked, parts
+from dragoman.translate.pieces import Alignment, Part, checked, parts, source_places, target_places, word_numbers
 from dragoman.translate.request import Engine, Hypothesis, Request
 
 MOST_SENTENCES = 2048  # at once
+ONE_LINE = {ord("\n"): " ", ord("\r"): " "}  # bytes can spell them
 ENGINES = ("auto", "torch", "ctranslate2")
 
 
@@ -103,8 +104,10 @@ class Translator:
         by_place = dict(zip(places, found, strict=True))
         ready = self.read_out(found)
         return [
-            self.joined([by_place[index, part] for part in range(len(pieces))], pieces, ready, alignment)
-            for index, pieces in enumerate(cut)
+            self.joined(
+                [by_place[index, part] for part in range(len(pieces))], pieces, ready, text if alignment else ""
+            )
+            for index, (pieces, text) in enumerate(zip(cut, normal, strict=True))
         ]
 
     def search_ids(
@@ -134,35 +137,39 @@ class Translator:
         """The texts of all hypotheses, decoded together; by the identity of the hypothesis."""
         every = [hypothesis for hypotheses in found for hypothesis in hypotheses]
         texts = self.vocabulary.decode([hypothesis.ids for hypothesis in every])
-        return {id(hypothesis): text for hypothesis, text in zip(every, texts, strict=True)}
+        return {id(hypothesis): text.translate(ONE_LINE) for hypothesis, text in zip(every, texts, strict=True)}
 
     def joined(
-        self, found: list[list[Hypothesis]], cut: list[Part], texts: dict[int, str], alignment: bool
+        self, found: list[list[Hypothesis]], cut: list[Part], texts: dict[int, str], source: str
     ) -> list[Translation]:
-        """The n-th best of a text is made of the n-th best of its parts."""
+        """The n-th best of a text is made of the n-th best of its parts. With `source`, the text, words are aligned."""
         if not cut:
             return [Translation("", 0.0, [])]
-        count = max(map(len, found))
+        looked_at = word_numbers(source, source_places(source, cut, self.vocabulary.source)) if source else []
         results = []
-        for rank in range(count):
+        for rank in range(max(map(len, found))):
             chosen = [hypotheses[min(rank, len(hypotheses) - 1)] for hypotheses in found]
-            pairs = self.alignment(chosen, cut, texts) if alignment else []
-            text = "".join(
-                (part.joint if number else "") + texts[id(hypothesis)]
-                for number, (part, hypothesis) in enumerate(zip(cut, chosen, strict=True))
-            )
+            text, places = "", []
+            for number, (part, hypothesis) in enumerate(zip(cut, chosen, strict=True)):
+                text += part.joint if number else ""
+                places += [len(text) + at for at in target_places(hypothesis.ids, self.vocabulary)] if source else []
+                text += texts[id(hypothesis)]
+            pairs = aligned(looked_at, word_numbers(text, places), chosen, cut) if source and text.strip() else []
             results.append(Translation(text, sum(hypothesis.score for hypothesis in chosen), pairs))
         return results
 
-    def alignment(self, chosen: list[Hypothesis], cut: list[Part], texts: dict[int, str]) -> Alignment:
-        pairs: Alignment = []
-        source_words = target_words = 0
-        for hypothesis, part in zip(chosen, cut, strict=True):
-            words = aligned_words(part.ids, hypothesis.ids, hypothesis.attention, self.vocabulary)
-            pairs += [(source_words + source, target_words + target) for source, target in words]
-            source_words += len(self.vocabulary.source.decode([part.ids])[0].split())
-            target_words += len(texts[id(hypothesis)].split())
-        return pairs
+
+def aligned(source: list[int], target: list[int], chosen: list[Hypothesis], cut: list[Part]) -> Alignment:
+    """For every word of the target those of the source that its subwords looked at most, given the words of all subwords."""
+    pairs = set()
+    source_at = target_at = 0
+    for hypothesis, part in zip(chosen, cut, strict=True):
+        count = len(part.ids) - 1  # the end mark is no word
+        for number, row in enumerate(hypothesis.attention):
+            most = max(range(count), key=row.__getitem__)
+            pairs.add((source[source_at + most], target[target_at + number]))
+        source_at, target_at = source_at + count, target_at + len(hypothesis.ids)
+    return sorted(pairs)
 
 
 def request_for(section: Translate, **options: Any) -> Request:
