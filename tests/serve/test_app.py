@@ -147,6 +147,9 @@ def test_a_failure_is_answered_and_keeps_its_secrets(client):
     assert "secret" not in answer.text
     assert "server's log" in answer.json()["detail"]
     assert client.post("/v1/translate", json={"texts": ["a"]}).json()["translations"] == ["A"]
+    told = client.get("/metrics").text
+    assert 'dragoman_requests_total{route="/v1/translate",status="500"} 1.0' in told
+    assert 'dragoman_requests_total{route="/v1/translate",status="200"} 1.0' in told
 
 
 def test_a_long_text_comes_sentence_by_sentence(make, shouter):
@@ -327,6 +330,58 @@ def test_a_long_request_does_not_hold_up_a_short_one(make, shouter):
     place = next(number for number, batch in enumerate(shouter.batches) if "short" in batch)
     assert place < len(shouter.batches) - 5
     served.batcher.close(5)
+
+
+def test_a_batch_is_filled_in_turns_and_no_further(make, shouter):
+    """Seven requests, two texts a batch: who was in the last one is behind those who were not."""
+    served = make.behind(shouter, batch_characters=60)
+    shouter.go.clear()
+    served.batcher.submit(["first"], wish := request_wish(served))
+    until(lambda: shouter.busy.locked())
+    futures = [served.batcher.submit([f"{n} a" * 4, f"{n} b" * 4], wish)[1] for n in range(7)]
+    shouter.go.set()
+    assert all(future.result(10) for both in futures for future in both)
+    assert [len(batch) for batch in shouter.batches] == [1] + [2] * 7
+    assert [text[2] for batch in shouter.batches[1:] for text in batch] == ["a"] * 7 + ["b"] * 7
+    served.batcher.close(5)
+
+
+def test_the_batch_in_hand_is_waited_for_too(make, shouter):
+    served = make.behind(shouter, most_wait_seconds=2.0)
+    shouter.go.clear()
+    served.batcher.submit(["x" * 80_000], wish := request_wish(served))
+    until(lambda: shouter.busy.locked())
+    _, taken = served.batcher.submit(["an empty queue takes any"], wish)
+    with pytest.raises(Busy) as busy:
+        served.batcher.submit(["short"], wish)
+    assert 5 < busy.value.seconds < 16
+    shouter.go.set()
+    assert taken[0].result(10)
+    served.batcher.close(5)
+
+
+def test_one_text_that_fails_fails_alone(make, shouter):
+    served = make.behind(shouter)
+    shouter.go.clear()
+    served.batcher.submit(["first"], wish := request_wish(served))
+    until(lambda: shouter.busy.locked())
+    (_, good), (_, bad) = (served.batcher.submit([text], wish) for text in ("good", "crash"))
+    shouter.go.set()
+    assert good[0].result(10)[0].text == "GOOD"
+    with pytest.raises(RuntimeError):
+        bad[0].result(10)
+    served.batcher.close(5)
+
+
+def test_what_is_learnt_about_the_speed(make, shouter):
+    batcher = make.behind(shouter, batch_characters=4000).batcher
+    batcher.learn(40, 0.1)
+    assert batcher.speed == 5000, "a small batch is slow whatever the machine"
+    batcher.learn(4000, 8.0)
+    assert batcher.speed < 1500, "eight seconds were slow"
+    batcher.learn(4000, 0.5)
+    assert batcher.speed > 2000
+    batcher.close(5)
 
 
 def test_a_short_request_is_not_refused_for_a_long_one(make, shouter):

@@ -28,7 +28,7 @@ def serve(
         Optional[int], typer.Option(min=0, help="Of one key or address.", show_default="any number")
     ] = None,
     wait_seconds: Annotated[
-        Optional[float], typer.Option(min=0.1, help="Refuse requests that would wait longer.", show_default="5")
+        Optional[float], typer.Option(min=0.1, help="Refuse requests that would wait longer.", show_default="1")
     ] = None,
     texts: Annotated[Optional[int], typer.Option(min=1, help="Most texts of a request.", show_default="256")] = None,
     characters: Annotated[

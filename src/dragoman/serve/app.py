@@ -391,12 +391,15 @@ def add_metrics(app: FastAPI, served: list[Served]) -> None:
 
     @app.middleware("http")
     async def measured(request: Request, call: RequestResponseEndpoint) -> Response:
-        start = time.perf_counter()
-        response = await call(request)
-        route = getattr(request.scope.get("route"), "path", "other")  # never the raw path: anybody can invent one
-        requests.labels(route, str(response.status_code)).inc()
-        seconds.labels(route).observe(time.perf_counter() - start)
-        return response
+        start, status = time.perf_counter(), 500  # unless it is answered
+        try:
+            response = await call(request)
+            status = response.status_code
+            return response
+        finally:
+            route = getattr(request.scope.get("route"), "path", "other")  # never the raw path: anybody can invent one
+            requests.labels(route, str(status)).inc()
+            seconds.labels(route).observe(time.perf_counter() - start)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

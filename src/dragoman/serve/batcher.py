@@ -22,7 +22,7 @@ from dragoman.translate.translator import Translation
 log = logging.getLogger(__name__)
 
 FIRST_GUESS = 5_000.0  # characters/s, until something was measured
-MEMORY = 0.8  # of the measured speed
+MEMORY = 0.8  # of the measured speed, in a second or a batch
 
 
 class Busy(Exception):
@@ -67,7 +67,7 @@ class Batcher:
         self,
         translator: Searches,
         *,
-        most_wait_seconds: float = 5.0,
+        most_wait_seconds: float = 1.0,
         batch_characters: int = 4_000,
         told: Callable[[int, float], None] = lambda texts, seconds: None,
     ):
@@ -76,6 +76,7 @@ class Batcher:
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.speed = FIRST_GUESS
+        self.in_hand, self.begun = 0, 0.0  # weight of the batch that is being translated, and since when
         self.closing = False
         self.thread = threading.Thread(target=self.work, name="translate", daemon=True)
         self.thread.start()
@@ -89,14 +90,18 @@ class Batcher:
             if not text.strip():
                 future.set_result([Translation("", 0.0, [])])
         with self.changed:
-            # Jobs take turns: of those before it, this one waits for as much as it has itself.
-            wait = sum(min(other.left, job.left) for other in self.jobs) / self.speed
-            if self.closing or wait > self.most_wait_seconds:
+            wait = self.wait_for(job)
+            if self.closing or (self.jobs and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
             if job.texts:
                 self.jobs.append(job)
             self.changed.notify()
         return job, futures
+
+    def wait_for(self, job: Job) -> float:
+        """Seconds: what is left of the batch in hand, and of the jobs before as much as this one has itself, as they take turns."""
+        running = max(0.0, self.in_hand / self.speed - (time.perf_counter() - self.begun))
+        return running + sum(min(other.left, job.left) for other in self.jobs) / self.speed
 
     @property
     def waiting_characters(self) -> int:
@@ -110,20 +115,19 @@ class Batcher:
                 if self.closing:
                     return None
                 self.changed.wait()
-            wish, batch, left = self.jobs[0].wish, [], self.batch_characters
-            alike = [job for job in self.jobs if job.wish == wish]
-            while left > 0 and alike:
-                for job in list(alike):
-                    text, future = job.texts.popleft()
-                    job.left -= weight(text)
-                    if future.set_running_or_notify_cancel():
-                        batch.append((text, future))
-                        left -= weight(text)
-                    if not job.texts:
-                        alike.remove(job)
-                        self.jobs.remove(job)
-            if self.jobs:  # another wish is next
-                self.jobs.rotate(-1)
+            wish, batch, taken = self.jobs[0].wish, [], 0
+            alike = deque(job for job in self.jobs if job.wish == wish)
+            while taken < self.batch_characters and alike:
+                job = alike.popleft()
+                text, future = job.texts.popleft()
+                job.left -= weight(text)
+                if future.set_running_or_notify_cancel():
+                    batch.append((text, future))
+                    taken += weight(text)
+                if job.texts:
+                    alike.append(job)
+            self.jobs = deque([*(job for job in self.jobs if job.wish != wish), *alike])  # another wish is next
+            self.in_hand, self.begun = taken, time.perf_counter()
             return wish, batch
 
     def work(self) -> None:
@@ -132,19 +136,33 @@ class Batcher:
             if not batch:
                 continue
             start = time.perf_counter()
-            texts = [text for text, _ in batch]
-            try:
-                results = self.translator.search(texts, wish.request, split=True, alignment=wish.alignment)
-            except Exception as error:  # a border: the request is told, the server lives on
-                log.exception("a batch of %d texts failed", len(texts))
-                for _, future in batch:
-                    future.set_exception(error)
-                continue
+            results = self.search([text for text, _ in batch], wish)
             seconds = time.perf_counter() - start
-            self.speed = MEMORY * self.speed + (1 - MEMORY) * sum(map(weight, texts)) / max(1e-6, seconds)
-            self.told(len(texts), seconds)
+            self.in_hand = 0
+            self.learn(sum(weight(text) for text, _ in batch), seconds)
+            self.told(len(batch), seconds)
             for (_, future), result in zip(batch, results, strict=True):
-                future.set_result(result)
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+    def search(self, texts: list[str], wish: Wish) -> list[list[Translation] | Exception]:
+        """One text that cannot be translated does not take the others with it."""
+        try:
+            return list(self.translator.search(texts, wish.request, split=True, alignment=wish.alignment))
+        except Exception as error:  # a border: the request is told, the server lives on
+            if len(texts) > 1:
+                return [result for text in texts for result in self.search([text], wish)]
+            log.exception("a text of %d characters failed", len(texts[0]))
+            return [error]
+
+    def learn(self, done: int, seconds: float) -> None:
+        """A small batch that is slow says nothing of larger ones; a long time says more than a short one."""
+        speed = done / max(1e-6, seconds)
+        if speed > self.speed or done >= self.batch_characters / 2:
+            kept = MEMORY ** max(1.0, seconds)
+            self.speed = kept * self.speed + (1 - kept) * speed
 
     def close(self, patience_seconds: float) -> None:
         """Finish what waits, take nothing new."""

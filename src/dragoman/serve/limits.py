@@ -26,7 +26,7 @@ class Limits:
     alternatives: int = 8
     body_bytes: int = 2 * 2**20
     requests_per_minute: int = 0  # of one key or address; 0: any number
-    wait_seconds: float = 5.0  # a request that would wait longer is refused
+    wait_seconds: float = 1.0  # a request that would wait longer is refused
 
 
 class Rate:
