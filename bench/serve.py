@@ -5,7 +5,7 @@
 Starts `dragoman serve` as a process of its own and asks it for one sentence at a time, from its own test sentences or --source.
 Clients wait for their answer before they ask again, as people and programs do; for twice the capacity requests come by the clock,
 whatever the answers are, and where nothing is refused it was no overload (`overload` is false): a server may be too fast for these
-clients, and a load shorter than the wait that it allows (5 s) refuses nobody. Every answer that is neither 200 nor 429 is an error.
+clients, and a load shorter than the wait that it allows (1 s) refuses nobody. Every answer that is neither 200 nor 429 is an error.
 Prints a table and, last, one JSON object.
 """
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import queue
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dragoman.data.subwords import EOS, learn
 from dragoman.errors import ConfigError, RunError
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
-from dragoman.translate import Translator
+from dragoman.translate import Translator, crew
 from dragoman.translate.pieces import LONGEST, Part, cut, parts
 from dragoman.translate.request import Hypothesis
 from dragoman.translate.translator import aligned
@@ -230,6 +231,30 @@ def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):
     assert all(each["text"].startswith("das") for line in lines[::2] for each in line["translations"])
     wrong = dragoman(*command, "--beam", "1", check=False)
     assert (wrong.returncode, "n_best = 2 is more than beam = 1" in wrong.stderr) == (2, True)
+
+
+def test_processes_share_the_machine_and_one_folder(folder, tmp_path, monkeypatch):
+    """On a host of eight GPUs and sixteen cores."""
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "model.bin").touch()
+    monkeypatch.setattr(crew, "gpus", lambda: list("01234567"))
+    monkeypatch.setattr(crew, "cores", lambda: 16)
+    for path, device, engine, expected in (
+        (folder, "auto", "auto", 8),
+        (folder, "auto", "ctranslate2", 1),
+        (folder, "cpu", "torch", 1),
+        (exported, "auto", "auto", 1),
+        (exported, "cuda", "auto", 8),
+    ):
+        assert crew.usual_number(path, device, engine) == expected
+    opened, numbers = [], queue.Queue()
+    numbers.put(5)
+    monkeypatch.setattr(Translator, "read", lambda path, **options: opened.append(path))
+    monkeypatch.setattr(os, "environ", {})
+    crew.enter(numbers, 4, folder, {"device": "auto"})
+    assert os.environ == {"CUDA_VISIBLE_DEVICES": "5", "OMP_NUM_THREADS": "4"}
+    assert opened == [folder], "found once, by whoever started the processes"
 
 
 def test_what_a_process_refuses_is_told_as_it_is(folder, prepared, tmp_path):

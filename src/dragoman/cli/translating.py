@@ -74,7 +74,10 @@ def translate(
     if texts is None:
         refuse_in_conversation({"--output": output, "--prefixes": prefixes, "--processes": processes})
     from dragoman.cli import progress
+    from dragoman.model.folder import read_description
     from dragoman.translate import Translator, crew
+    from dragoman.translate.models import find_model
+    from dragoman.translate.translator import request_for
 
     asked = {
         "beam": beam, "length_penalty": length_penalty, "n_best": n_best, "groups": groups, "diversity": diversity,
@@ -87,18 +90,15 @@ def translate(
         "prefixes": given, "split": split, "alignment": alignments, "batch_tokens": batch_tokens
     }  # fmt: skip
     as_json = n_best > 1 or scores or alignments
-    together = processes or (max(1, len(crew.gpus())) if device != "cpu" else 1)
+    folder = find_model(model)  # once: while a run trains its best checkpoint may become another one
+    together = processes or crew.usual_number(folder, device, engine)
     if texts is not None and together > 1 and len(texts) > together:
-        from dragoman.model.folder import read_description
-        from dragoman.translate.models import find_model
-        from dragoman.translate.translator import request_for
-
-        request = request_for(read_description(find_model(model)).translate, **asked)
+        request = request_for(read_description(folder).translate, **asked)
         with progress.shown() as shown:
-            found = crew.search_together(together, model, opening, texts, request, options, shown)
+            found = crew.search_together(together, folder, opening, texts, request, options, shown)
         write(told(texts, found, as_json), output)
         return
-    translator = Translator.load(model, **opening)
+    translator = Translator.read(folder, **opening)
     request = translator.request(**asked)
     if texts is None:
         converse(translator, request, options, as_json)

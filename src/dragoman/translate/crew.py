@@ -13,6 +13,8 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.errors import DragomanError, Unfinished
+from dragoman.translate.ct2_engine import cores
+from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.request import Request
 from dragoman.translate.translator import Translation, Translator
 
@@ -23,14 +25,15 @@ _translator: Translator | DragomanError  # of this process, or why there is none
 
 def search_together(
     processes: int,
-    model: Path,
+    folder: Path,
     opening: dict[str, Any],
     texts: list[str],
     request: Request,
     options: dict[str, Any],
     progress: runs.Progress,
 ) -> list[list[Translation]]:
-    """As Translator.search: `opening` goes to Translator.load, `options` to the search; prefixes are dealt out with the texts."""
+    """As Translator.search: `folder` and `opening` go to Translator.read, the same one in all processes; `options` go to the search;
+    prefixes are dealt out with the texts."""
     context = multiprocessing.get_context("spawn")
     numbers: Queue[int] = context.Queue()
     for number in range(processes):
@@ -40,7 +43,7 @@ def search_together(
     found: dict[int, list[list[Translation]]] = {}
     done = 0
     try:
-        with ProcessPoolExecutor(processes, context, enter, (numbers, model, opening)) as pool:
+        with ProcessPoolExecutor(processes, context, enter, (numbers, processes, folder, opening)) as pool:
             work = {
                 pool.submit(search, texts[at : at + size], prefixes[at : at + size], request, options): at
                 for at in range(0, len(texts), size)
@@ -56,16 +59,15 @@ def search_together(
     return [each for at in sorted(found) for each in found[at]]
 
 
-def enter(numbers: Queue[int], model: Path, opening: dict[str, Any]) -> None:
-    """In a fresh process, before torch is imported: one GPU is all it sees."""
+def enter(numbers: Queue[int], processes: int, folder: Path, opening: dict[str, Any]) -> None:
+    """In a fresh process, before torch is imported: one GPU is all it sees, and its share of the cores is all it takes."""
     global _translator
     visible = gpus()
     if visible:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[numbers.get() % len(visible)]
-    else:
-        os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     try:
-        _translator = Translator.load(model, **opening)
+        _translator = Translator.read(folder, **opening)
     except DragomanError as error:  # here it would only break the pool
         _translator = error
 
@@ -74,6 +76,12 @@ def search(texts: list[str], prefixes: list[str], request: Request, options: dic
     if isinstance(_translator, DragomanError):
         raise _translator
     return _translator.search(texts, request, prefixes=prefixes, **options)
+
+
+def usual_number(folder: Path, device: str, engine: str) -> int:
+    """Of processes: one for each GPU that would be used. On CPUs one, whose engine has threads of its own."""
+    on_cpu = device == "cpu" or (device == "auto" and (engine == "ctranslate2" or is_ctranslate2(folder)))
+    return 1 if on_cpu else max(1, len(gpus()))
 
 
 def gpus() -> Sequence[str]:

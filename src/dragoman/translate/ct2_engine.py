@@ -26,7 +26,7 @@ class CTranslate2Engine:
         """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
         library = require_extra("ctranslate2", "export", "translating with CTranslate2")
         library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
-        threads = threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+        threads = threads or int(os.environ.get("OMP_NUM_THREADS") or cores())
         try:
             self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
@@ -132,6 +132,13 @@ class CTranslate2Engine:
             for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
         ]
         return sorted(found, key=lambda hypothesis: -hypothesis.score)[: request.n_best]
+
+
+def cores() -> int:
+    """That this process may use: a container or a scheduler may give it a few of many."""
+    import loky
+
+    return int(loky.cpu_count())
 
 
 def tell_fallback(folder: Path, arithmetic: str) -> None:
