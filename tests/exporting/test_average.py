@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from support import dragoman, tiny_config
 
 from dragoman.cli.stages import train
+from dragoman.exporting import export
 from dragoman.runs import read_json
 from dragoman.translate import Translator
 
@@ -29,6 +30,10 @@ def test_the_mean_of_checkpoints(run, tmp_path, which):
         expected = sum(weights[name].double() for weights in each) / len(each)
         torch.testing.assert_close(tensor, expected.float(), rtol=1e-6, atol=1e-9)
     assert len(Translator.load(out, "cpu").translate(["a cat"])) == 1
+    card, again = (path / "README.md" for path in (out, export(out, tmp_path / "again")))
+    for text in (card.read_text(), again.read_text()):
+        assert f"- mean of steps {steps}, " in text
+        assert "\n- train: " in text
 
 
 def test_what_cannot_be_averaged_is_refused(run, tmp_path):

@@ -16,6 +16,7 @@ from dragoman.errors import DragomanError, RunError
 from dragoman.exporting import export
 from dragoman.runs import damage, write_manifest
 from dragoman.translate import Translator
+from dragoman.translate.models import find_model
 
 
 @pytest.fixture
@@ -57,6 +58,30 @@ def test_a_run_exports_its_best_checkpoint(checkpoint, tmp_path):
     assert "| validation | bleu | 30.00 |" in card
     again = (export(out, tmp_path / "again") / "README.md").read_text()  # its run is no longer at hand
     assert "| validation | bleu | 30.00 |" in again
+
+
+@pytest.mark.parametrize(
+    ("run_file", "words"),
+    [
+        ('[data]\nmax_ratio = 4.0\ncorpus = "reversal"\n[checkpoint]\nmetric = "loss"\n', "corpora: reversal"),
+        ("torn = ", "Its run was not at hand"),
+    ],
+)
+def test_a_run_file_of_another_time_does_not_keep_a_sound_checkpoint_back(copied, tmp_path, run_file, words):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.toml").write_text(run_file)
+    checkpoint = run / "checkpoints" / copied.name
+    shutil.move(copied, checkpoint)
+    card = (export(checkpoint, tmp_path / "model") / "README.md").read_text()
+    assert words in card
+    assert "| validation | bleu | 43.20 |" in card
+    if "torn" not in run_file:
+        assert find_model(run) == checkpoint
+
+
+def test_scores_of_a_manifest_are_told_without_a_run(checkpoint, tmp_path):
+    assert "| validation | bleu | 43.20 |" in (export(checkpoint, tmp_path / "model") / "README.md").read_text()
 
 
 def test_an_empty_folder_is_filled_and_anything_else_is_left_alone(checkpoint, tmp_path):

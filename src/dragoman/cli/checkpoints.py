@@ -28,10 +28,10 @@ def list_checkpoints(run: RunPath) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dragoman.config import load_config
+    from dragoman.config import recorded_config
 
     folder = runs.open_run(run)
-    metric = load_config(folder.config).checkpoint.metric
+    metric = recorded_config(folder.config).checkpoint.metric
     best = runs.best_checkpoints(folder, metric)[:1]
     table = Table("step", "written", "MB", "scores", "")
     for path in runs.checkpoint_folders(folder):

@@ -47,6 +47,11 @@ def load_config(
     return config
 
 
+def recorded_config(path: Path) -> Config:
+    """What a run has written down, perhaps with an older version: what is no option today is passed over."""
+    return check(read_source(path))[0]
+
+
 def read_source(source: str | Path) -> Tables:
     if str(source) in presets():
         return {"preset": str(source)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dragoman import runs
-from dragoman.config import load_config
+from dragoman.config import recorded_config
 from dragoman.data.clean import checked
 from dragoman.data.corpus import Pair, raw_pairs
 from dragoman.data.encode import PreparedData
@@ -31,7 +31,7 @@ def test_set(
         raise DataError(
             "this model folder belongs to no run, so it has no test set; name one with --source and --reference, or --set"
         )
-    return "test", PreparedData(load_config(run.config).data.folder).text("test")
+    return "test", PreparedData(recorded_config(run.config).data.folder).text("test")
 
 
 def named_set(text: str, languages: tuple[str, str]) -> tuple[str, list[Pair]]:

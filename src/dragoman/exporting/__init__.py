@@ -30,8 +30,9 @@ def export(
     try:
         with runs.new_folder(target) as fresh:
             write(folder, fresh, kind, quantization)
-            write_card(folder, fresh, kind, quantization, licence)
-            runs.write_manifest(fresh, facts(folder) | {"kind": kind, "quantization": quantization})
+            origin = facts(folder)
+            write_card(fresh, folder, runs.run_around(folder), origin, kind, quantization, licence)
+            runs.write_manifest(fresh, origin | {"kind": kind, "quantization": quantization})
     except OSError as error:
         raise RunError(f"{out}: the export could not be written ({error}). Nothing was left there") from error
     return Path(out)
@@ -76,14 +77,23 @@ def write(folder: Path, fresh: Path, kind: str, quantization: str | None) -> Non
         write_model(fresh, model.state_dict(), description, vocabulary.path)
 
 
-def write_card(folder: Path, fresh: Path, kind: str, quantization: str | None, licence: str) -> None:
+def write_card(
+    fresh: Path,
+    folder: Path,
+    run: runs.RunFolder | None,
+    origin: runs.Row,
+    kind: str = "dragoman",
+    quantization: str | None = None,
+    licence: str = "",
+) -> None:
     from dragoman.exporting.card import card
     from dragoman.model.folder import read_description
     from dragoman.model.size import parameters
 
     description = read_description(folder)
     count = parameters(description.model, description.vocab_size + description.source_vocab_size)
-    runs.write_text(fresh / "README.md", card(folder, description, count, kind, quantization, licence))
+    text = card(folder, run, origin, description, count, kind, quantization, licence)
+    runs.write_text(fresh / "README.md", text)
 
 
 def facts(folder: Path) -> runs.Row:

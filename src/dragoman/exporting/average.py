@@ -8,15 +8,16 @@ from pathlib import Path
 import torch
 
 from dragoman import runs
-from dragoman.config import load_config
+from dragoman.config import recorded_config
 from dragoman.errors import RunError
-from dragoman.exporting import vacant
+from dragoman.exporting import vacant, write_card
 from dragoman.model import folder as model_folder
 
 
 def average(path: str | Path, out: str | Path, *, last: int | None = None, best: int | None = None) -> Path:
     """Write the mean of the last or of the best checkpoints of the run at `path` as a model folder."""
-    chosen = choose(runs.RunFolder(path), last, best)
+    run = runs.RunFolder(path)
+    chosen = choose(run, last, best)
     target = vacant(Path(out))
     for checkpoint in chosen:
         if problem := runs.damage(checkpoint):
@@ -26,7 +27,9 @@ def average(path: str | Path, out: str | Path, *, last: int | None = None, best:
         vocabulary = chosen[-1] / model_folder.VOCABULARY
         model_folder.write_model(fresh, mean(chosen), description, vocabulary)
         steps = [runs.step_of(checkpoint) for checkpoint in chosen]
-        runs.write_manifest(fresh, {"averaged_steps": steps, "time": round(time.time(), 3)})
+        origin = {"averaged_steps": steps, "time": round(time.time(), 3)}
+        write_card(fresh, fresh, run, origin)
+        runs.write_manifest(fresh, origin)
     return Path(out)
 
 
@@ -35,7 +38,7 @@ def choose(run: runs.RunFolder, last: int | None, best: int | None) -> list[Path
         raise RunError(f"{run.path}: holds no run")
     found = runs.checkpoint_folders(run)
     if best:
-        found = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric)[::-1]
+        found = runs.best_checkpoints(run, recorded_config(run.config).checkpoint.metric)[::-1]
     wanted = best or last or len(found)
     if len(found) < max(2, wanted):
         raise RunError(

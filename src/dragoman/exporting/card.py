@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import __version__, runs
-from dragoman.config import load_config
+from dragoman.config import recorded_config
 from dragoman.errors import DragomanError
 from dragoman.model.folder import Description
 
@@ -24,14 +24,22 @@ USES = {
 
 
 def card(
-    folder: Path, description: Description, parameters: int, kind: str, quantization: str | None, licence: str
+    folder: Path,
+    run: runs.RunFolder | None,
+    origin: runs.Row,
+    description: Description,
+    parameters: int,
+    kind: str,
+    quantization: str | None,
+    licence: str,
 ) -> str:
-    run = runs.run_around(folder)
+    """Of the model at `folder`, made by `run` where it is at hand; `origin` is what its manifest says."""
     pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
     head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
     head += [f"license: {licence}"] if licence else []
     head += ["pipeline_tag: translation", "library_name: dragoman", "tags:", "- translation", "- dragoman", "---"]
     shape = description.model
+    told = before(folder / "README.md") if run is None else []
     body = [
         f"# Translation from {pair}",
         "",
@@ -39,8 +47,7 @@ def card(
         f"{shape.heads} heads, {description.vocab_size:,} subwords, style {shape.style}. "
         f"Format: {kind}{f', weights in {quantization}' if quantization else ''}.",
         "",
-        *made_of(run, folder),
-        *scores(run, folder),
+        *(told or made_of(run, folder, origin) + scores(run, folder, origin)),
         "## Licence",
         "",
         licence or "Not stated. Whoever publishes this model should say under which terms, as its training data allow.",
@@ -63,12 +70,15 @@ def read(path: Path) -> Any:
         return {}
 
 
-def made_of(run: runs.RunFolder | None, folder: Path) -> list[str]:
+def made_of(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[str]:
     """Data, steps and the commands that make the model again."""
-    origin = read(folder / runs.MANIFEST)
-    if run is None:
-        return before(folder / "README.md") or ["## Origin", "", words_of(origin.get("imported_from")), ""]
-    config, data, machine = load_config(run.config), read(run.data), read(run.environment)
+    try:
+        config = recorded_config(run.config) if run else None
+    except DragomanError:
+        config = None
+    if run is None or config is None:
+        return ["## Origin", "", words_of(origin.get("imported_from")), ""]
+    data, machine = read(run.data), read(run.environment)
     lines = ["## Data", ""]
     for part in ("train", "valid", "test"):
         if part in data:
@@ -109,13 +119,10 @@ def words_of(source: str | None) -> str:
     return f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
 
 
-def scores(run: runs.RunFolder | None, folder: Path) -> list[str]:
-    rows: list[str] = []
-    if run is None:
-        return rows
-    for name, score in read(folder / runs.MANIFEST).get("scores", {}).items():
-        rows.append(f"| validation | {name} | {score:.2f} | while training |")
-    known = read(run.scores) if run.scores.is_file() else []
+def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[str]:
+    found = origin.get("scores", {}).items()
+    rows = [f"| validation | {name} | {score:.2f} | while training |" for name, score in found]
+    known = read(run.scores) if run and run.scores.is_file() else []
     for entry in known:
         if Path(entry["model"]).name == folder.name:
             rows += [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman import runs
-from dragoman.config import load_config
+from dragoman.config import recorded_config
 from dragoman.data.subwords import Vocabulary
 from dragoman.errors import RunError
 from dragoman.model import folder as model_folder
@@ -40,7 +40,9 @@ def damaged(path: Path, problem: str) -> RunError:
 
 def best_checkpoint(run: runs.RunFolder) -> Path:
     """The best one that is whole; of those without a score the newest."""
-    ranked = runs.best_checkpoints(run, load_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
+    ranked = (
+        runs.best_checkpoints(run, recorded_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
+    )
     refusal = RunError(f"{run.path}: has no checkpoint yet")
     for number, path in enumerate(dict.fromkeys(ranked)):  # verifying reads every byte: each of them once
         problem = runs.damage(path)
