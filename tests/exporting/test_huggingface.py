@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,6 +228,8 @@ def test_an_imported_model_is_fine_tuned_on_new_data_mixed_with_the_old(opus, pa
             {"scale_embedding": False, "add_final_layer_norm": True},
             "scale_embedding = False; add_final_layer_norm = true",
         ),
+        ({"d_model": None, "encoder_layers": "two"}, "model.d_model = null: "),
+        ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "model.heads = 3 does not divide model.d_model"),
     ],
 )
 def test_what_cannot_be_imported_is_named_and_nothing_is_written(opus, tmp_path, change, words):
@@ -238,8 +242,40 @@ def test_what_cannot_be_imported_is_named_and_nothing_is_written(opus, tmp_path,
     with pytest.raises(RunError, match="cannot be imported") as error:
         import_model(folder, tmp_path / "out")
     assert words in str(error.value)
+    config = {key: value for key, value in json.loads((opus / "config.json").read_text()).items() if key != "d_model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="cannot be imported: d_model is missing"):
+        import_model(folder, tmp_path / "out")
     (folder / "config.json").write_text((opus / "config.json").read_text())
     (folder / "model.safetensors").write_bytes(b"torso")
     with pytest.raises(RunError, match="missing or damaged"):
         import_model(folder, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("vocab.json", {"▁house": 9999}, "has no row 9999 in model.shared.weight"),
+        ("vocab.json", {"▁house": "five"}, "'▁house' has no whole number"),
+        ("config.json", {"decoder_start_token_id": 9999}, "has no row 9999"),
+        ("config.json", None, "config.json: is no JSON object"),
+    ],
+)
+def test_numbers_that_name_nothing_are_refused(opus, tmp_path, file, change, words):
+    folder = Path(shutil.copytree(opus, tmp_path / "other"))
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | change if change else []))
+    with pytest.raises(RunError) as error:
+        import_model(folder, tmp_path / "out")
+    assert words in str(error.value)
+
+
+def test_without_a_start_mark_it_is_the_padding(opus, tmp_path):
+    folder = Path(shutil.copytree(opus, tmp_path / "other"))
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"decoder_start_token_id": None}))
+    ours, usual = (
+        load_file(import_model(each, tmp_path / f"from {each.name}") / "model.safetensors") for each in (folder, opus)
+    )
+    assert torch.equal(ours["embedding.weight"], usual["embedding.weight"])

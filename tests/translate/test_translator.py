@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -201,12 +202,18 @@ def test_folders_that_are_not_what_they_should_be(folder, tmp_path):
     whole = description.read_text()
     for change, words in (
         (whole.replace("format = 2", "format = 99"), "Install a newer dragoman"),
-        (whole.replace("heads = 2", 'heads = "two"'), "damaged"),
+        (whole.replace("heads = 2", 'heads = "two"'), 'model.heads = "two"'),
+        (whole.replace("heads = 2", "heads = 3"), "model.heads = 3 does not divide model.d_model = 16"),
+        (whole.replace("beam = 4", "beam = 0"), "translate.beam = 0"),
+        (whole.replace("beam = 4", "beams = 4"), "translate.beams = 4 is not an option; did you mean translate.beam?"),
+        (re.sub("vocab_size = .*", 'vocab_size = "x"', whole), "vocab_size = 'x' is no number of subwords"),
+        (re.sub("vocab_size = .*", "vocab_size = -3", whole), "vocab_size = -3 is no number of subwords"),
+        (whole.replace("source_lang", "source_long"), "source_lang is missing"),
         (whole[:40], "damaged"),
         ("\x00", "damaged"),
     ):
         description.write_text(change)
-        with pytest.raises(RunError, match=words):
+        with pytest.raises(RunError, match=re.escape(words)):
             Translator.load(copied, "cpu")
     description.write_text(whole)
     weights = (copied / "model.safetensors").read_bytes()
@@ -215,6 +222,37 @@ def test_folders_that_are_not_what_they_should_be(folder, tmp_path):
         Translator.load(copied, "cpu")
     with pytest.raises(ConfigError, match="engine 'turbo' is not known"):
         Translator.load(folder, engine="turbo")
+
+
+@pytest.mark.parametrize(
+    "wish", [{"length_penalty": float("nan")}, {"diversity": float("nan")}, {"seed": -1}, {"seed": 2**33}]
+)
+def test_numbers_that_mean_nothing_are_refused(echo, wish):
+    with pytest.raises(ConfigError, match=f"{next(iter(wish))} = "):
+        echo.request(**wish)
+
+
+def test_no_two_batches_draw_alike(folder, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    translator = Translator.load(folder, "cpu", engine="torch")
+    for _ in range(2):
+        translator.search(["the cat", "a house"], translator.request(sample=True, seed=3), batch_tokens=1)
+    assert seeds[:2] == seeds[2:]
+    assert len(set(seeds)) == 2
+
+
+def test_a_prefix_beyond_the_positions_of_ctranslate2(folder):
+    pytest.importorskip("ctranslate2")
+    translator = Translator.load(folder, "cpu", engine="ctranslate2")
+    piece = translator.vocabulary.encode(["e"])[0][:1]
+    search = translator.engine.search
+    with pytest.raises(ConfigError, match=r"a prefix of 2,047 subwords; CTranslate2 takes 2,046\. Choose engine torch"):
+        search([[*piece, EOS]], [piece * 2047], translator.request(beam=1))
+    found = search([[*piece, EOS]], [piece * 2046], translator.request(beam=1))
+    assert found[0][0].ids[:2046] == piece * 2046
+    endless = search([[*piece, EOS]], [[]], translator.request(beam=1, extra_length=5000))
+    assert len(endless[0][0].ids) < 2048
 
 
 def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):

@@ -21,6 +21,8 @@ from sentencepiece import sentencepiece_model_pb2 as pieces_format
 from torch import Tensor
 
 from dragoman import runs
+from dragoman.config import Config
+from dragoman.config.load import check
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import BOS, EOS, PAD, UNK, Vocabulary
 from dragoman.errors import RunError
@@ -135,14 +137,13 @@ def write_tokenizer(fresh: Path, description: model_folder.Description, vocabula
 
 def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Description, list[Proto]]:
     """Weights, description, and the SentencePiece models of both sides."""
-    config = runs.read_json(folder / "config.json")
+    config, numbers = read_table(folder / "config.json"), read_table(folder / "vocab.json")
     section = our_section(config, folder)
     theirs = read_tensors(folder)
-    numbers: dict[str, int] = runs.read_json(folder / "vocab.json")
     kept = order(numbers, config, folder)
     weights = our_tensors(theirs, section, kept, folder)
     tokenizer = folder / "tokenizer_config.json"
-    languages = runs.read_json(tokenizer) if tokenizer.is_file() else {}
+    languages = read_table(tokenizer) if tokenizer.is_file() else {}
     description = model_folder.Description(
         section,
         len(kept),
@@ -153,6 +154,13 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Desc
     by_number = {number: piece for piece, number in numbers.items()}
     listed = [by_number[number] for number in kept[len(SPECIAL) :]]
     return weights, description, [sided(folder / name, listed) for name in ("source.spm", "target.spm")]
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    table = runs.read_json(path)
+    if not isinstance(table, dict):
+        raise RunError(f"{path}: is no JSON object")
+    return table
 
 
 def our_section(config: dict[str, Any], folder: Path) -> Model:
@@ -177,20 +185,27 @@ def our_section(config: dict[str, Any], folder: Path) -> Model:
     activation: Any = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
     if activation not in ("relu", "swish"):
         wrong.append(f"activation_function = {activation!r}")
-    if wrong or same:
-        raise RunError(f"{folder}: cannot be imported: {'; '.join([*wrong, *(f'different {each}' for each in same)])}")
-    return Model(
-        d_model=config["d_model"],
-        heads=config["encoder_attention_heads"],
-        encoder_layers=config["encoder_layers"],
-        decoder_layers=config["decoder_layers"],
-        d_ff=config["encoder_ffn_dim"],
-        dropout=float(config.get("dropout", 0.1)),
-        attention_dropout=float(config.get("attention_dropout", 0.0)),
-        relu_dropout=float(config.get("activation_dropout", 0.0)),
-        style="marian" if kind == "marian" else "tensor2tensor",
-        activation=activation,
-    )
+    shape = {
+        "d_model": "d_model",
+        "heads": "encoder_attention_heads",
+        "encoder_layers": "encoder_layers",
+        "decoder_layers": "decoder_layers",
+        "d_ff": "encoder_ffn_dim",
+    }
+    wrong += [f"{key} is missing" for key in shape.values() if key not in config]
+    found = {
+        **{ours: config[theirs] for ours, theirs in shape.items() if theirs in config},
+        "dropout": config.get("dropout", 0.1),
+        "attention_dropout": config.get("attention_dropout", 0.0),
+        "relu_dropout": config.get("activation_dropout", 0.0),
+        "style": "marian" if kind == "marian" else "tensor2tensor",
+        "activation": activation,
+    }
+    wrong += [f"different {each}" for each in same]
+    checked, problems = check({"model": found}) if not wrong else (Config(), [])
+    if wrong or problems:
+        raise RunError(f"{folder}: cannot be imported: {'; '.join([*wrong, *problems])}")
+    return checked.model
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -206,12 +221,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def order(numbers: dict[str, int], config: dict[str, Any], folder: Path) -> list[int]:
     """Their number of every piece of ours. The first target slot holds their start mark, whatever it is."""
+    wrong = [piece for piece, number in numbers.items() if not isinstance(number, int)]
+    if wrong:
+        raise RunError(f"{folder}/vocab.json: {wrong[0]!r} has no whole number")
     special = {"</s>", "<unk>", "<pad>", "<s>"}
     missing = [piece for piece in ("</s>", "<unk>", "<pad>") if piece not in numbers]
     if missing:
         raise RunError(f"{folder}/vocab.json: has no {missing[0]}")
     rest = [number for piece, number in sorted(numbers.items(), key=lambda entry: entry[1]) if piece not in special]
-    start = config.get("decoder_start_token_id", numbers["<pad>"])
+    start = config.get("decoder_start_token_id")
+    start = numbers["<pad>"] if start is None else start
     return [numbers["<pad>"], numbers["</s>"], start, numbers["<unk>"], *rest]
 
 
@@ -221,8 +240,13 @@ def our_tensors(theirs: dict[str, Tensor], section: Model, kept: list[int], fold
             raise RunError(f"{folder}: has no tensor {name}")
         return theirs[name]
 
-    rows = torch.tensor(kept)
     shared = next((name for name in SHARED if name in theirs), SHARED[0])
+    beyond = [number for number in kept if not 0 <= number < len(take(shared))]
+    if beyond:
+        raise RunError(
+            f"{folder}: has no row {beyond[0]} in {shared}, which vocab.json or decoder_start_token_id names"
+        )
+    rows = torch.tensor(kept)
     found = {"embedding.weight": take(shared)[rows]}
     for mine, parts in names(section):
         found[f"{mine}.weight"] = torch.cat([take(f"{name}.weight") for name in parts])

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from dragoman.config.load import toml_value
+from dragoman.config.load import check, toml_value
 from dragoman.config.schema import Model, Translate
 from dragoman.errors import RunError
 from dragoman.runs import write_text
@@ -95,11 +94,19 @@ def read_description(folder: Path) -> Description:
             raise RunError(
                 f"{folder}: written in format {content['format']}, this version reads up to {FORMAT}. Install a newer dragoman"
             )
-        sections = Model.model_validate(content["model"]), Translate.model_validate(content["translate"])
-        rest = content["source_lang"], content["target_lang"], sections[1], content.get("source_vocab_size", 0)
-        return Description(sections[0], content["vocab_size"], *rest)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError) as error:
-        raise RunError(f"{path}: damaged ({str(error).splitlines()[0]})") from None
+        config, problems = check({name: content[name] for name in ("model", "translate")})
+        sizes = {"vocab_size": content["vocab_size"], "source_vocab_size": content.get("source_vocab_size", 0)}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or size < (name == "vocab_size"):
+                problems.append(f"{name} = {size!r} is no number of subwords")
+        languages = content["source_lang"], content["target_lang"]
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+        raise RunError(f"{path}: damaged ({error})") from None
+    except KeyError as error:
+        raise RunError(f"{path}: damaged ({error.args[0]} is missing)") from None
+    if problems:
+        raise RunError(f"{path}: damaged ({'; '.join(problems)})")
+    return Description(config.model, sizes["vocab_size"], *languages, config.translate, sizes["source_vocab_size"])
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

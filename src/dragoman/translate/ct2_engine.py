@@ -15,6 +15,8 @@ from dragoman.translate.request import Hypothesis, Request
 
 log = logging.getLogger(__name__)
 
+# CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
+POSITIONS = 2048
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
 
 
@@ -57,6 +59,9 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         if request.groups > 1:
             raise ConfigError(["a diverse beam (groups) is not in CTranslate2; choose engine torch"], "translate")
+        if any(len(prefix) + 2 > POSITIONS for prefix in prefixes):
+            told = f"a prefix of {max(map(len, prefixes)):,} subwords; CTranslate2 takes {POSITIONS - 2:,}. Choose engine torch"
+            raise ConfigError([told], "translate")
         if request.sample:
             self.begin_to_draw(request.seed)
         if not attention:
@@ -93,7 +98,9 @@ class CTranslate2Engine:
         results = self.translator.translate_batch(
             [[self.source_pieces[index] for index in source[:-1]] for source in sources],
             target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
-            max_decoding_length=max(request.most_ids(*each) for each in zip(sources, prefixes, strict=True)),
+            max_decoding_length=min(
+                POSITIONS - 1, max(request.most_ids(*each) for each in zip(sources, prefixes, strict=True))
+            ),
             suppress_sequences=without,
             min_decoding_length=0,
             max_input_length=0,

@@ -17,10 +17,8 @@ from dragoman.errors import DragomanError, require_extra
 from dragoman.model import folder as model_folder
 from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward, is_marian
 from dragoman.model.transformer import Transformer
+from dragoman.translate.ct2_engine import POSITIONS
 from dragoman.translate.models import read_whole
-
-# CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
-POSITIONS = 2048
 
 
 def write_ctranslate2(folder: Path, fresh: Path, quantization: str | None) -> None:

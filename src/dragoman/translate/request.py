@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from dragoman.errors import ConfigError
@@ -61,7 +62,10 @@ class Request:
             (not self.temperature > 0, f"temperature = {self.temperature}; choose more than 0"),
             (not 0 < self.top_p <= 1, f"top_p = {self.top_p}; choose more than 0 and at most 1"),
             (self.top_k < 0, f"top_k = {self.top_k}; choose 0 (all) or more"),
-            (self.length_penalty < 0, f"length_penalty = {self.length_penalty}; choose 0 or more"),
+            (not 0 <= self.length_penalty < inf, f"length_penalty = {self.length_penalty}; choose 0 or more"),
+            (not 0 <= self.diversity < inf, f"diversity = {self.diversity}; choose 0 or more"),
+            (self.extra_length < 1, f"extra_length = {self.extra_length}; choose 1 or more"),
+            (not 0 <= self.seed < 2**32, f"seed = {self.seed}; choose 0 to {2**32 - 1}"),
         ]
 
     def penalty(self, length: int) -> float:

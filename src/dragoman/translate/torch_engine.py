@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import zlib
 from collections.abc import Callable, Hashable
 from itertools import chain
 
@@ -74,7 +75,7 @@ class TorchEngine:
         if not sources:
             return []
         if request.sample:
-            torch.manual_seed(request.seed)
+            torch.manual_seed(zlib.crc32(repr((request.seed, sources)).encode()))  # no two batches draw alike
         limits = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
         each = [index for index in range(len(sources)) for _ in range(request.rows)]
         searched = [(sources[index], limits[index], prefixes[index]) for index in each]
