@@ -1,6 +1,7 @@
 """Run folders: whole files or none, rows that survive a torn end."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +58,16 @@ def test_a_place_is_tried_before_the_work(tmp_path):
     runs.check_place(tmp_path / "file")
     runs.check_place(tmp_path / "new" / "deep" / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_entries_of_several_at_once_are_all_kept(tmp_path):
+    path = tmp_path / "scores.json"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: runs.append_entry(path, {"number": number}), range(40)))
+    assert sorted(entry["number"] for entry in runs.read_entries(path)) == list(range(40))
+    path.write_text("{}")
+    with pytest.raises(RunError, match="is no list of entries"):
+        runs.append_entry(path, {})
 
 
 def test_a_torn_last_row_is_passed_over(tmp_path):

@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -237,6 +237,24 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path}: missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: not readable as JSON ({error})") from None
+
+
+def append_entry(path: Path, entry: Row) -> None:
+    """To the list in a JSON file. Of two processes that do so at once one waits; the lock ends with the process."""
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        write_json(path, [*read_entries(path), entry])
+    finally:
+        os.close(descriptor)
+
+
+def read_entries(path: Path) -> list[Row]:
+    entries = read_json(path) if path.is_file() else []
+    if not isinstance(entries, list):
+        raise RunError(f"{path}: is no list of entries; move it away")
+    return entries
 
 
 def vacant(path: Path) -> bool:

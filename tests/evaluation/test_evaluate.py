@@ -5,12 +5,20 @@ import re
 
 import pytest
 from support import dragoman, tiny_config
+from typer.testing import CliRunner
 
+from dragoman.cli import stages
+from dragoman.cli.main import app
 from dragoman.cli.stages import evaluate, train
-from dragoman.errors import ConfigError, DataError
+from dragoman.config.schema import Model, Translate
+from dragoman.errors import ConfigError, DataError, RunError
+from dragoman.evaluation import evaluate as evaluation
 from dragoman.evaluation.breakdown import Cutting, marked, write_breakdown
 from dragoman.evaluation.metrics import compare
 from dragoman.evaluation.sets import named_set
+from dragoman.model.folder import Description, write_model
+from dragoman.model.transformer import Transformer
+from dragoman.translate import Translator
 
 PAIRS = [(f"source {n} & <b>", f"Das rote Haus {n} steht im Wald.") for n in range(40)]
 CUTTING = Cutting()
@@ -101,3 +109,62 @@ def test_checkpoints_side_by_side(prepared, tmp_path):
         evaluate(run, against=tmp_path / "other")
     refused = dragoman(*command, "--html", "x.html", check=False)
     assert (refused.returncode, "a page about one model; 3 were named" in refused.stderr) == (2, True)
+
+
+def test_what_cannot_be_averaged_is_refused_before_anything_is_evaluated(tmp_path, monkeypatch):
+    evaluated = []
+    monkeypatch.setattr(stages, "evaluate", lambda *_, **__: evaluated.append(1))
+    found = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--average", "2"])
+    assert isinstance(found.exception, RunError)
+    assert not evaluated
+
+
+def test_what_was_evaluated_is_told_though_the_next_model_fails(monkeypatch):
+    def evaluate(model, **_):
+        if model.name == "bad":
+            raise RunError("bad: damaged")
+        scores = {"bleu": {"score": 12.34, "signature": "s"}}
+        return {
+            "model": model, "step": None, "sentences": 3, "test_set": "t", "beam": 1, "seconds": 1.0, "scores": scores
+        }  # fmt: skip
+
+    monkeypatch.setattr(stages, "evaluate", evaluate)
+    found = CliRunner().invoke(app, ["evaluate", "good", "bad"])
+    assert "BLEU   12.34" in found.stdout
+    assert str(found.exception) == "bad: damaged"
+
+
+def test_a_model_without_a_run_keeps_its_own_scores(prepared, tmp_path, monkeypatch):
+    section = Model(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, d_ff=32)
+    model = Transformer(section, len(prepared.vocabulary))
+    model.init_weights(1)
+    description = Description(section, len(prepared.vocabulary), "en", "de", Translate(extra_length=5))
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+        write_model(folder, model.state_dict(), description, prepared.vocabulary.path)
+    for side, name in ((0, "en"), (1, "de")):
+        lines = "".join(f"{pair[side]}\n" for pair in prepared.text("test")[:3])
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+    translated = []
+    translate = Translator.translate
+    monkeypatch.setattr(
+        Translator, "translate", lambda *given, **rest: translated.append(1) or translate(*given, **rest)
+    )
+    files = {"source": str(tmp_path / "en"), "reference": str(tmp_path / "de")}
+    known = {}
+    for folder in folders:
+        evaluate(folder, **files, metrics=["chrf"], beam=1, against=folders[0], known=known)
+    assert len(translated) == 3, "the other model once, whatever it is compared with"
+    (kept,) = json.loads((folders[1] / "scores.json").read_text(encoding="utf-8"))
+    assert kept["against"]["chrf"]["difference"] == 0.0
+    (folders[1] / "scores.json").write_text("torn")
+    with pytest.raises(RunError, match=r"scores\.json: not readable"):
+        evaluate(folders[1], **files)
+    assert len(translated) == 3
+
+
+def test_a_comparison_of_nothing_is_refused(monkeypatch):
+    monkeypatch.setattr(evaluation, "check_names", lambda *_: None)
+    with pytest.raises(ConfigError, match="--against compares bleu, chrf or ter"):
+        evaluate("model", metrics=["comet"], against="other")

@@ -50,10 +50,11 @@ def evaluate(
 ) -> None:
     """Translate a test set and score it with sacreBLEU."""
     from dragoman.cli import progress, stages, tell
+    from dragoman.exporting.average import choose
 
     options: dict[str, Any] = {
         "source": source, "reference": reference, "named": named, "metrics": metric, "tokenize": tokenize, "beam": beam,
-        "device": device, "engine": engine, "against": against,
+        "device": device, "engine": engine, "against": against, "known": {},
     }  # fmt: skip
     every = [
         checkpoints_of(model) if every_checkpoint and runs.RunFolder(model).exists() else [model] for model in models
@@ -63,11 +64,17 @@ def evaluate(
         raise RunError(f"--html is a page about one model; {len(chosen) + bool(average)} were named")
     if html:
         runs.check_place(html)
-    with progress.shown() as shown:
-        results = [stages.evaluate(each, html=html, progress=shown, **options) for each in chosen]
-        if average:
-            results += [averaged(model, average, options | {"progress": shown}) for model in models]
-    tell.scores(results)
+    for model in models if average else []:
+        choose(runs.RunFolder(model), None, average)  # refused now, not after the others were evaluated
+    results: list[dict[str, Any]] = []
+    try:
+        with progress.shown() as shown:
+            for each in chosen:
+                results.append(stages.evaluate(each, html=html, progress=shown, **options))
+            for model in models if average else []:
+                results.append(averaged(model, average or 0, options | {"progress": shown}))
+    finally:  # what is known is told, whatever happened to the next one
+        tell.scores(results)
 
 
 def averaged(run: Path, best: int, options: dict[str, Any]) -> dict[str, Any]:

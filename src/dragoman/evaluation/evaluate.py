@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.data.corpus import Pair
-from dragoman.errors import DataError
+from dragoman.errors import ConfigError, DataError
 from dragoman.evaluation.breakdown import Cutting, write_breakdown
-from dragoman.evaluation.metrics import check_names, compare, score
+from dragoman.evaluation.metrics import SURFACE, check_names, compare, score
 from dragoman.evaluation.sets import test_set
 from dragoman.model.folder import read_description
 from dragoman.translate.models import find_model
 from dragoman.translate.translator import Translator
+
+log = logging.getLogger(__name__)
 
 EXAMPLES = 5
 
@@ -48,22 +51,30 @@ def evaluate(
     html: str | Path | None = None,
     run: runs.RunFolder | None = None,
     label: str | None = None,
+    known: dict[tuple[str, ...], list[str]] | None = None,
     progress: runs.Progress = runs.silent,
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, on a set that sacreBLEU knows (`named`), or on the test set of its run.
 
     `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with all sentences. `run`: whose
-    test set and scores.json, if not those of the run that `path` belongs to. `label`: what the model is called there, if not by
-    its path."""
+    test set and scores.json, if not those of the run that `path` belongs to; a model without a run has its own scores.json. `label`:
+    what the model is called there, if not by its path. `known`: translations of `against` by their sources, kept from call to call."""
     way = Way(metrics or ("bleu", "chrf"), tokenize, beam, device, engine)
     check_names(way.metrics, tokenize)
+    if against and not set(SURFACE).intersection(way.metrics):
+        raise ConfigError(["--against compares bleu, chrf or ter; name one of them with --metric, too"], "evaluate")
     folder = find_model(Path(path))
     described = read_description(folder)
     languages = (described.source_lang, described.target_lang)
     run = run or run_of(Path(path))
+    kept = run.scores if run else runs.RunFolder(folder).scores
+    runs.read_entries(kept)  # what is wrong there is said before anything is translated
     name, pairs = test_set(run, source, reference, named, languages)
-    baseline = Path(against) if against else None
-    others = translations_of(baseline, pairs, way, progress) if baseline else None
+    sources = tuple(pair[0] for pair in pairs)
+    known = {} if known is None else known
+    if against and sources not in known:
+        known[sources] = translations_of(Path(against), pairs, way, progress)
+    others = known.get(sources) if against else None
     result, translations = measure(folder, name, pairs, way, progress)
     result["model"] = label or result["model"]
     if others:
@@ -72,9 +83,10 @@ def evaluate(
     if html:
         cutting = Cutting(tokenize, languages)
         result["html"] = str(write_breakdown(Path(html), result, pairs, translations, others, cutting))
-    if run:
-        before = runs.read_json(run.scores) if run.scores.is_file() else []
-        runs.write_json(run.scores, [*before, result])
+    try:
+        runs.append_entry(kept, result)
+    except OSError as error:
+        log.warning("%s could not be written: %s", kept, error)
     return result
 
 
