@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.serve.batcher import Busy
+from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Rate
 
 JSON = {"content-type": "application/json"}
@@ -202,6 +203,25 @@ def test_the_source_language_is_guessed_only_where_several_could_be_meant(make, 
         assert client.post("/translate", json=asked).json()["detectedLanguage"][0]["language"] == "de"
         assert client.post("/detect", json={"q": "a" * 101}).status_code == 413
         assert client.post("/detect", json={}).json()["error"].startswith("q: Field required")
+
+
+@pytest.mark.parametrize("sources", [("en", "deu"), ("eng", "deu"), ("en_GB", "de-AT"), ("tlh", "de")])
+def test_languages_are_told_apart_however_they_are_spelled(sources):
+    pytest.importorskip("py3langid")
+    detect = Detector(list(sources))
+    first, second = detect("Das ist ein sehr kleines Haus am Rande der Stadt")
+    assert (first[0], second[0]) == sources[::-1]
+    assert first[1] > 90
+    in_all = sum(share for _, share in detect("Une très petite maison au bord de la rivière, dit le facteur"))
+    assert in_all == pytest.approx(0 if sources[0] == "tlh" else 100, abs=5), "one that it does not know may be meant"
+
+
+def test_how_sure_a_guess_is(make, monkeypatch):
+    both = make.behind(make.shouter(), "one", "eng", "fra"), make.behind(make.shouter(), "two", "deu", "fra")
+    with TestClient(make(*both)) as client:
+        monkeypatch.setattr(client.app.state.doors, "detector", lambda text: [("deu", 61.5), ("eng", 38.5)])
+        answer = client.post("/translate", json={"q": "a", "source": "auto", "target": "fra"}).json()
+    assert answer["detectedLanguage"] == {"confidence": 61.5, "language": "deu"}
 
 
 def test_without_an_identifier_the_language_has_to_be_named(make, monkeypatch):

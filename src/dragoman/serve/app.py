@@ -34,6 +34,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from dragoman import __version__
+from dragoman.data.subwords import code_of
 from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.detect import Detector
@@ -115,12 +116,12 @@ class Doors:
         except MissingExtra as error:
             raise HTTPException(400, f"{error}. Or name the source language") from None
 
-    async def source_of(self, source: str, target: str, texts: list[str]) -> str:
-        """The language that is named; of several that could be meant the likeliest."""
+    async def source_of(self, source: str, target: str, texts: list[str]) -> tuple[str, float]:
+        """The language that is named, or the only one that can be meant, or the likeliest of several; and how sure that is, in per cent."""
         possible = {each.source for each in self.served if each.target == target}
         if source not in ("auto", "") or len(possible) < 2:
-            return source
-        return next((code for code, _ in await self.detect(" ".join(texts)) if code in possible), source)
+            return source, 100.0
+        return next(each for each in await self.detect(" ".join(texts)) if each[0] in possible)
 
     def check(self, texts: list[str], beam: int | None, alternatives: int) -> None:
         limits = self.limits
@@ -245,7 +246,7 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
         sentences = [
             (number, sentence.strip())
             for number, paragraph in enumerate(asked.text.split("\n"))
-            for sentence in (sentencex.segment(served.source, paragraph) if paragraph.strip() else [""])
+            for sentence in (sentencex.segment(code_of(served.source), paragraph) if paragraph.strip() else [""])
         ]
         if len(sentences) > (most := doors.limits.sentences):
             raise HTTPException(413, f"text: {len(sentences):,} sentences; at most {most:,}. Send several requests")
@@ -275,7 +276,8 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
             raise HTTPException(400, f"format: {asked.format!r}; only text is translated here")
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         doors.check(texts, None, asked.alternatives)
-        served = doors.find(None, await doors.source_of(asked.source, asked.target, texts), asked.target)
+        source, share = await doors.source_of(asked.source, asked.target, texts)
+        served = doors.find(None, source, asked.target)
         job, futures = doors.begin(served, texts, None, asked.alternatives)
         found = await doors.finish(request, job, futures)
         best = [text[0].text for text in found]
@@ -284,8 +286,8 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         answer: dict[str, Any] = {"translatedText": best[0] if alone else best}
         if asked.alternatives:
             answer["alternatives"] = others[0] if alone else others
-        if asked.source == "auto":
-            language = {"confidence": 100, "language": served.source}
+        if asked.source in ("auto", ""):
+            language = {"confidence": share, "language": served.source}
             answer["detectedLanguage"] = language if alone else [language] * len(texts)
         return answer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sentencex
 
-from dragoman.data.subwords import EOS, Vocabulary, is_spaced
+from dragoman.data.subwords import EOS, Vocabulary, code_of, is_spaced
 from dragoman.errors import DataError
 
 LONGEST = 250  # subwords of a part: what is longer is split into sentences, and a longer sentence between words
@@ -33,7 +33,7 @@ def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, s
         return []
     if not split and len(ids) <= LONGEST:
         return [Part(ids, space, text)]
-    found = [sentence.strip() for sentence in sentencex.segment(language, text)]
+    found = [sentence.strip() for sentence in sentencex.segment(code_of(language), text)]
     encoded = zip(vocabulary.encode(found), found, strict=True)
     inside = "" if is_spaced(language) else space  # words are cut only where nothing tells them apart
     return [part for ids, sentence in encoded if ids != [EOS] for part in cut(ids, sentence, vocabulary, space, inside)]
