@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from dragoman.errors import ConfigError, DataError
 from dragoman.serve.batcher import Busy
 from dragoman.serve.detect import Detector
-from dragoman.serve.limits import Keys, Rate
+from dragoman.serve.limits import Keys, Limits, Rate
 
 JSON = {"content-type": "application/json"}
 
@@ -181,11 +181,32 @@ def test_clients_of_libretranslate(client):
     for asked, status, words in (
         ({"q": "a", "source": "en", "target": "tlh"}, 404, "no model for that"),
         ({"q": "a"}, 400, "target: Field required"),
-        ({**one, "format": "html"}, 400, "only text"),
+        ({**one, "format": "html", "q": "<b>a"}, 400, "with tags"),
+        ({**one, "format": "pdf"}, 400, "text is translated here"),
         ({**one, "q": "a" * 21}, 413, "at most 20"),
     ):
         answer = client.post("/translate", json=asked)
         assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_what_else_clients_of_libretranslate_send(client):
+    one = {"q": "hellö", "source": "en", "target": "de"}
+    parts = {key: (None, value) for key, value in one.items()}
+    assert client.post("/translate", files=parts).json() == {"translatedText": "HELLÖ"}
+    assert client.post("/translate", json=one | {"format": ""}).json() == {"translatedText": "HELLÖ"}
+    page = one | {"format": "html", "q": "you &amp; me"}
+    assert client.post("/translate", json=page).json() == {"translatedText": "YOU &amp; ME"}
+    assert client.get("/translate").json() == {"error": "Method Not Allowed"}
+    for body in (b"", b"--x", b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--x--'):
+        broken = client.post("/translate", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+        assert (broken.status_code, list(broken.json())) == (400, ["error"])
+
+
+def test_limits_follow_from_each_other():
+    assert (Limits().sentences, Limits().alternatives) == (10_000, 8)
+    large = Limits(characters=5_000_000, beam=4)
+    assert (large.sentences, large.alternatives, large.body_bytes > 12 * 5_000_000) == (250_000, 2, True)
+    assert Limits(body_bytes=7).body_bytes == 7
 
 
 def test_the_source_language_is_guessed_only_where_several_could_be_meant(make, shouter):

@@ -79,6 +79,23 @@ def test_alternatives_and_words_that_belong_together(page):
     playwright.expect(page.locator("#result .lit")).to_have_text("THE")
 
 
+def test_lines_have_alternatives_and_words_too(page):
+    page.fill("#text", "the cat\n\na house")
+    page.check("#alternatives")
+    playwright.expect(page.locator("#others li")).to_have_text(
+        [f"THE CAT{marks}\n\nA HOUSE{marks}" for marks in ("!", "!!", "!!!")]
+    )
+    page.hover("#result .word >> nth=2")
+    playwright.expect(page.locator("#twin .lit")).to_have_text("a")
+
+
+def test_a_text_of_many_lines_says_what_it_does_without(page):
+    page.fill("#text", "a\nb\nc\nd")
+    page.click("#go")
+    playwright.expect(page.locator("#time")).to_contain_text("alternatives and words on hover are for up to 2,000")
+    shown(page, "A\nB\nC\nD")
+
+
 def test_swap_the_languages(page):
     page.fill("#text", "hello")
     page.click("#go")

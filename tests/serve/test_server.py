@@ -124,7 +124,7 @@ def test_a_megabyte_without_a_space_is_refused_in_words(address):
                 {"q": endless, "target": "de"},
                 "texts.0: 1,000,000 characters; at most 10,000. Split the text",
             ),
-            ("/v1/translate", {"texts": [endless * 3]}, "request: more than 2,097,152 bytes. Send several requests"),
+            ("/v1/translate", {"texts": [endless * 3]}, "request: more than 2,465,536 bytes. Send several requests"),
         ):
             answer = client.post(path, json=body)
             assert (answer.status_code, list(answer.json().values())) == (413, [words])

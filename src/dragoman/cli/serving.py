@@ -34,6 +34,13 @@ def serve(
     characters: Annotated[
         Optional[int], typer.Option(min=1, help="Most characters of a request.", show_default="200,000")
     ] = None,
+    characters_per_text: Annotated[
+        Optional[int], typer.Option(min=1, help="Most characters of one text.", show_default="10,000")
+    ] = None,
+    beam: Annotated[
+        Optional[int],
+        typer.Option(min=1, max=100, help="Widest beam; half as many alternatives.", show_default="16"),
+    ] = None,
 ) -> None:
     """Answer translation requests over HTTP: an API, LibreTranslate's API, and a page for people."""
     from dragoman.serve.server import serve as listen
@@ -43,5 +50,7 @@ def serve(
         "wait_seconds": wait_seconds,
         "texts": texts,
         "characters": characters,
+        "characters_per_text": characters_per_text,
+        "beam": beam,
     }
     listen(models, host, port, device=device, engine=engine, keys_file=api_keys, **limits)

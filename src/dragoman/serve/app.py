@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import html
 import json
 import re
 import time
@@ -20,6 +21,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from email import message_from_bytes
+from email.policy import HTTP
 from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -30,6 +33,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
@@ -202,7 +206,7 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
     app.state.doors = doors
     app.add_middleware(BodyLimit, limit=limits.body_bytes)
     app.add_exception_handler(RequestValidationError, explain_invalid)
-    app.add_exception_handler(HTTPException, explain)
+    app.add_exception_handler(AnyHTTPException, explain)
     app.add_exception_handler(Exception, explain_failure)
     add_translation(app, doors)
     add_libre(app, doors)
@@ -272,16 +276,21 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         """The request of LibreTranslate, for its clients: JSON or a form; text only."""
         asked = await read_libre(request, LibreRequest)
         doors.enter(request, asked.api_key)
-        if asked.format != "text":
-            raise HTTPException(400, f"format: {asked.format!r}; only text is translated here")
+        if asked.format not in ("", "text", "html"):
+            raise HTTPException(400, f"format: {asked.format!r}; text is translated here, and html without tags")
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        written: Callable[[str], str] = str
+        if asked.format == "html":
+            if any("<" in text for text in texts):
+                raise HTTPException(400, "format: 'html' with tags is not translated here; send the text between them")
+            texts, written = list(map(html.unescape, texts)), html.escape
         doors.check(texts, None, asked.alternatives)
         source, share = await doors.source_of(asked.source, asked.target, texts)
         served = doors.find(None, source, asked.target)
         job, futures = doors.begin(served, texts, None, asked.alternatives)
         found = await doors.finish(request, job, futures)
-        best = [text[0].text for text in found]
-        others = [[each.text for each in text[1:]] for text in found]
+        best = [written(text[0].text) for text in found]
+        others = [[written(each.text) for each in text[1:]] for text in found]
         alone = isinstance(asked.q, str)
         answer: dict[str, Any] = {"translatedText": best[0] if alone else best}
         if asked.alternatives:
@@ -309,15 +318,15 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
 
 def body_of(kind: type[LibreBody]) -> dict[str, Any]:
     schema = {"schema": kind.model_json_schema()}
-    kinds = {"application/json": schema, "application/x-www-form-urlencoded": schema}
+    kinds = {"application/json": schema, "application/x-www-form-urlencoded": schema, "multipart/form-data": schema}
     return {"requestBody": {"content": kinds, "required": True}}
 
 
 async def read_libre(request: Request, kind: type[Body]) -> Body:
-    body = await request.body()
+    body, type_ = await request.body(), request.headers.get("content-type", "")
     try:
-        if "x-www-form-urlencoded" in request.headers.get("content-type", ""):
-            form = parse_qs(body.decode(), keep_blank_values=True)
+        if "form" in type_:
+            form = read_parts(body, type_) if "multipart" in type_ else parse_qs(body.decode(), keep_blank_values=True)
             return kind.model_validate({key: values if len(values) > 1 else values[0] for key, values in form.items()})
         return kind.model_validate(json.loads(body))
     except ValidationError as error:
@@ -325,6 +334,17 @@ async def read_libre(request: Request, kind: type[Body]) -> Body:
         raise HTTPException(400, problems) from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "neither JSON nor a form in UTF-8") from None
+
+
+def read_parts(body: bytes, content_type: str) -> dict[str, list[str]]:
+    """The fields of a multipart form."""
+    message = message_from_bytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode(), body), policy=HTTP)
+    form: dict[str, list[str]] = {}
+    for part in message.iter_parts():
+        content = part.get_payload(decode=True)
+        name = part.get_param("name", header="content-disposition")
+        form.setdefault(str(name), []).append(content.decode() if isinstance(content, bytes) else "")
+    return form
 
 
 def add_facts(app: FastAPI, doors: Doors) -> None:

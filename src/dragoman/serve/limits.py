@@ -16,17 +16,27 @@ MOST_CALLERS = 10_000  # whose rate is remembered
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and how often a caller may ask."""
+    """What one request may ask for, and how often a caller may ask. What is 0 here follows from the others."""
 
     texts: int = 256
     characters_per_text: int = 10_000
     characters: int = 200_000  # of all texts of a request
-    sentences: int = 10_000  # of a text that is streamed
+    sentences: int = 0  # of a text that is streamed
     beam: int = 16
-    alternatives: int = 8
-    body_bytes: int = 2 * 2**20
+    alternatives: int = 0
+    body_bytes: int = 0
     requests_per_minute: int = 0  # of one key or address; 0: any number
     wait_seconds: float = 1.0  # a request that would wait longer is refused
+
+    def __post_init__(self) -> None:
+        following = {
+            "sentences": max(100, self.characters // 20),
+            "alternatives": max(1, self.beam // 2),
+            "body_bytes": 2**16 + 12 * self.characters,  # two escapes of JSON for each, at worst
+        }
+        for name, value in following.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
 
 
 class Rate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 WORDS = 300  # characters of an explanation
@@ -17,7 +18,7 @@ def answer(request: Request, status: int, words: str, headers: dict[str, str] | 
 
 
 async def explain(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+    assert isinstance(error, AnyHTTPException)
     return answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
 
