@@ -111,11 +111,13 @@ def test_checkpoints_side_by_side(prepared, tmp_path):
     assert (refused.returncode, "a page about one model; 3 were named" in refused.stderr) == (2, True)
 
 
-def test_what_cannot_be_averaged_is_refused_before_anything_is_evaluated(tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_refused_before_anything_is_evaluated(tmp_path, monkeypatch):
     evaluated = []
     monkeypatch.setattr(stages, "evaluate", lambda *_, **__: evaluated.append(1))
     found = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--average", "2"])
     assert isinstance(found.exception, RunError)
+    page = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--html", str(tmp_path)])
+    assert "is a folder; name a file to write" in str(page.exception)
     assert not evaluated
 
 
