@@ -60,7 +60,7 @@ def source_places(text: str, cut: list[Part], vocabulary: Vocabulary) -> list[in
     places: list[int] = []
     at = 0
     for sentence in (part.sentence for part in cut if part.sentence):
-        at = text.index(sentence, at)
+        at = max(at, text.find(sentence, at))
         places += [
             at + piece.begin for piece in vocabulary.processor.encode(sentence, out_type="immutable_proto").pieces
         ]
