@@ -52,4 +52,29 @@ def test_a_fingerprint_sees_one_bit_and_weights_that_are_no_numbers():
     assert replicas.fingerprint(Held((0, 1)), model) != before
     with torch.no_grad():
         model.weight.fill_(float("nan"))
-    assert replicas.fingerprint(Held((0, 1)), model) == replicas.fingerprint(Held((0, 1)), model) == "nan"
+    assert replicas.fingerprint(Held((0, 1)), model) == replicas.fingerprint(Held((0, 1)), model)
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_in_which_threads_add():
+    """Hosts with other numbers of cores hold the same."""
+    before = torch.get_num_threads()
+    try:
+        for seed in range(6):
+            torch.manual_seed(seed)
+            model = nn.Linear(700, 700)
+            prints = set()
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                prints.add(replicas.fingerprint(Held((0, 1)), model))
+            assert len(prints) == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_fingerprint_of_half_numbers_and_of_nothing():
+    model = nn.Linear(4, 4, dtype=torch.bfloat16)
+    model.empty = nn.Parameter(torch.empty(0))
+    before = replicas.fingerprint(Held((0, 1)), model)
+    with torch.no_grad():
+        model.weight[0, 0] = -model.weight[0, 0]
+    assert replicas.fingerprint(Held((0, 1)), model) != before

@@ -11,6 +11,8 @@ from dragoman.model.transformer import Transformer
 from dragoman.parallel.reduce import gather
 from dragoman.parallel.strategy import Strategy
 
+WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+
 
 @dataclass(frozen=True)
 class Drift:
@@ -25,9 +27,9 @@ class Drift:
 
 
 def fingerprint(strategy: Strategy, model: Transformer) -> str:
-    """To the last bit, and of weights that are not numbers too."""
-    sums = [tensor.detach().double().sum() for tensor in strategy.held(model).values()]
-    return float(torch.stack(sums).sum()).hex() if sums else ""
+    """Of the bits, taken as whole numbers: their sum is the same in whatever order threads and devices add them up."""
+    bits = [tensor.detach().view(WHOLE[tensor.element_size()]) for tensor in strategy.held(model).values()]
+    return str(int(torch.stack([each.sum(dtype=torch.int64) for each in bits]).sum())) if bits else ""
 
 
 def compare(strategy: Strategy, model: Transformer) -> Drift | None:
