@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from dragoman.parallel.ranks import STACKS_SIGNAL, saving
+from dragoman.parallel.ranks import STACKS_SIGNAL, STOPS, saving
 
 
 def rank(arguments, environment, out):
     """`arguments`: what each rank does, by rank, and a folder."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     *doing, folder = arguments
     what, place = doing[int(environment["RANK"])], Path(folder)
     if what == "fail":

@@ -1,5 +1,6 @@
 """Ranks of one host end together: those that hang at once, those that write a checkpoint when it is written."""
 
+import signal
 import socket
 import time
 
@@ -96,3 +97,15 @@ def test_a_rank_that_ends_between_two_looks_is_not_taken_for_a_good_end(monkeypa
 
 def test_ranks_that_all_end_well(outcome):
     assert outcome("save", "save").code == 0
+
+
+def test_a_rank_that_was_told_to_stop_before_it_listens_has_stopped(monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks, "be_rank", pretend.rank)
+    crew = ranks.Crew(ranks.Place(0, 1, 1, "127.0.0.1", 1), ["wait", str(tmp_path)], 0)
+    try:
+        crew.hand_on(signal.SIGTERM)
+        while (found := crew.look()) is None:
+            time.sleep(ranks.LOOK_SECONDS)
+    finally:
+        crew.end()
+    assert found.code == 128 + signal.SIGTERM

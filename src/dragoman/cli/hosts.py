@@ -111,8 +111,10 @@ def launch(
         place, interpreter = folder or str(Path.cwd()), python or sys.executable
         text = job.script(run_file, overrides or [], nodes, tasks, interpreter, place, interface, sbatch or [])
         raise typer.Exit(job.submit(text, Path(f"{Path(run_file).stem}.sbatch")))
+    from dragoman.cli.progress import need_no_reader
     from dragoman.parallel.hosts import launch_on_hosts
 
+    need_no_reader()
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     again = " ".join(shlex.quote(word) for word in ["dragoman", *sys.argv[1:]])
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]

@@ -22,6 +22,8 @@ from dragoman.runs import RunFolder
 PASSING = {
     errno.EIO,
     errno.ESTALE,
+    errno.ENOSPC,
+    errno.EDQUOT,
     errno.EADDRINUSE,
     errno.ETIMEDOUT,
     errno.ECONNRESET,
@@ -116,6 +118,7 @@ def train(
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
+    progress.need_no_reader()
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
         arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dragoman.runs import Progress
 
 PLAIN_SECONDS = 5.0  # between two plain lines of the same stage
-SENTENCES = ("validation", "resuming", "starting", "stopping", "straggler", "rolling back", "disk")  # said once, no bar
+# Said once, no bar.
+SENTENCES = ("validation", "resuming", "starting", "stopping", "straggler", "rolling back", "disk", "checkpoint")
+
+
+class Lossy(io.FileIO):
+    """What a full disk, or a pipe or terminal without a reader, does not take is lost, and nothing else is."""
+
+    def write(self, text: Any) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return memoryview(text).nbytes
+
+
+def need_no_reader() -> None:
+    """From here on nothing that is printed can end the work."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        lossy = io.BufferedWriter(Lossy(stream.fileno(), "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(lossy, stream.encoding, stream.errors, line_buffering=True))
 
 
 def sentence(stage: str, done: int, total: int, detail: str) -> str:

@@ -79,9 +79,11 @@ def run_ranks(
         for number in received[handed_on:]:
             ray.get(desk.hand_on.remote(number))
             handed_on += 1
+    codes: list[int] = ray.get(desk.codes.remote())
+    if 2 in codes:
+        return 2
     if received:
         return 128 + received[0]
-    codes: list[int] = ray.get(desk.codes.remote())
     return max([*codes, int(bool(failures))])  # a rank that ended well does not make up for one that failed too often
 
 

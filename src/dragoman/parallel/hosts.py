@@ -24,7 +24,7 @@ from dragoman.config import Config, to_toml
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
-from dragoman.parallel.launch import PORTS, listening, resumed, worth_another
+from dragoman.parallel.launch import PORTS, listening, resumed, stopped_well, worth_another
 from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
@@ -485,12 +485,12 @@ def launch_on_hosts(
                 if attempt in (0, restarts) and not received:
                     raise
                 # Not back yet: that costs one of the restarts, not the run.
-                outcome = Outcome(1, f"{error}", kind="lost", host="")
-            if received:
+                outcome = Outcome(128 + received[0] if received else 1, f"{error}", kind="lost", host="")
+            if stopped_well(received, outcome.code):
                 return 128 + received[0]
             if outcome.line:
                 print(f"dragoman: {outcome.line}", file=sys.stderr)
-            if not worth_another(outcome.code):
+            if received or not worth_another(outcome.code):
                 return outcome.code
             fleet.note(outcome.event(attempt))
             if attempt < restarts:

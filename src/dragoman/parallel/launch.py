@@ -18,6 +18,7 @@ from dragoman import runs
 from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Outcome, Place
 
 PORTS = (20_000, 32_000)
+LONGEST_PAUSE = 60.0  # seconds, between two attempts
 
 
 def started_by_launcher() -> bool:
@@ -34,14 +35,34 @@ def visible_gpus(device: str) -> int:
 def launch(processes: int, arguments: list[str], run: runs.RunFolder, *, restarts: int = 0) -> int:
     """Run `python -m dragoman ARGUMENTS`, which trains in `run`, in several ranks; returns the exit code. When a rank dies, all
     are started again with --resume, so many times; not when it had something to say to the user, or was asked to stop."""
-    for attempt in range(restarts + 1):
-        outcome = launch_once(processes, resumed(arguments, attempt), attempt)
-        if not worth_another(outcome.code):
-            break
-        runs.note_fault(run, outcome.event(attempt))
-        if attempt < restarts:
-            print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+    failures = 0
+    with listening() as received:
+        for attempt in range(restarts + 1):
+            outcome = launch_once(processes, resumed(arguments, attempt), attempt, received)
+            if stopped_well(received, outcome.code):
+                return 128 + received[0]
+            if outcome.code:
+                print(outcome.line, file=sys.stderr)
+            if received or not worth_another(outcome.code):
+                break
+            runs.note_fault(run, outcome.event(attempt))
+            failures = failures + 1 if outcome.kind == "failed" else 0
+            if attempt < restarts:
+                print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+                pause(failures, received)
     return outcome.code
+
+
+def pause(failures: int, received: list[int]) -> None:
+    """A disk or a network that fails time and again is given some time to come back."""
+    until = time.monotonic() + min(LONGEST_PAUSE, 2.0**failures if failures > 1 else 0.0)
+    while time.monotonic() < until and not received:
+        time.sleep(LOOK_SECONDS)
+
+
+def stopped_well(received: list[int], code: int) -> bool:
+    """Whether ranks that were asked to stop did so; told twice, they had no time to."""
+    return bool(received) and (len(received) > 1 or code == 0 or code >= 128)
 
 
 def resumed(arguments: list[str], attempt: int) -> list[str]:
@@ -52,22 +73,17 @@ def worth_another(code: int) -> bool:
     return code not in (0, 2) and code < 128
 
 
-def launch_once(processes: int, arguments: list[str], attempt: int) -> Outcome:
+def launch_once(processes: int, arguments: list[str], attempt: int, received: list[int]) -> Outcome:
     place = Place(0, processes, processes, "127.0.0.1", free_port("127.0.0.1"), loopback())
-    with listening() as received:
-        crew = Crew(place, arguments, attempt)
-        try:
-            while (outcome := crew.look()) is None:
-                while crew.handed_on < len(received):
-                    crew.hand_on(received[crew.handed_on])
-                time.sleep(LOOK_SECONDS)
-        finally:
-            crew.end()
-    if received:
-        return Outcome(128 + received[0])
-    if outcome.code:
-        print(outcome.line, file=sys.stderr)
-    return outcome
+    crew = Crew(place, arguments, attempt)
+    try:
+        while (outcome := crew.look()) is None:
+            while crew.handed_on < len(received):
+                crew.hand_on(received[crew.handed_on])
+            time.sleep(LOOK_SECONDS)
+        return outcome
+    finally:
+        crew.end()
 
 
 def free_port(address: str) -> int:

@@ -234,6 +234,8 @@ class Crew:
             code = -signal.SIGKILL
             with suppress(ProcessLookupError):
                 os.kill(self.processes[rank - self.place.first].pid or 0, signal.SIGKILL)
+        if self.handed_on and -code in STOPS:  # it was told to stop before it could listen
+            code = 128 - code
         self.failed.append((rank, code))
         self.reason_known |= code < 0 and code != -signal.SIGABRT  # NCCL aborts ranks that lost another one
         self.failed_at = min(self.failed_at, time.monotonic())

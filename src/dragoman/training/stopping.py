@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from dragoman.parallel.mesh import Mesh
@@ -72,7 +72,8 @@ class Stopping:
                 return
             since = time.monotonic()
             self.wanted = STOPS[signal.Signals(number)]
-            tell("with a checkpoint; once more: at once")
+            with suppress(RuntimeError):  # it came in the middle of another line that is being printed
+                tell("with a checkpoint; once more: at once")
             log.warning("signal %d: stopping at the next step that all ranks can agree on", number)
 
         previous = {}
