@@ -4,6 +4,7 @@ import pytest
 from support import dragoman, tiny_config
 
 from dragoman import runs
+from dragoman.cli.checkpoints import told
 from dragoman.cli.stages import train
 
 
@@ -65,3 +66,16 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
     result = dragoman("checkpoint", "inspect", str(tmp_path), check=False)
     assert result.returncode == 2
     assert "neither a run nor a checkpoint" in result.stderr
+
+
+def test_a_flipped_bit_in_a_manifest_is_told_and_the_list_goes_on(tmp_path):
+    runs.write_json(tmp_path / runs.MANIFEST, {"time": 1.5, "scores": {"loss": 2.5}, "files": {"a": {"bytes": 30}}})
+    sound = (tmp_path / runs.MANIFEST).read_bytes()
+    assert told(tmp_path)[1:] == ("0.0", "loss 2.5")
+    for place in range(8 * len(sound)):
+        flipped = bytearray(sound)
+        flipped[place // 8] ^= 1 << place % 8
+        (tmp_path / runs.MANIFEST).write_bytes(flipped)
+        told(tmp_path)
+    (tmp_path / runs.MANIFEST).write_text("[]", encoding="utf-8")
+    assert told(tmp_path)[2] == "manifest.json is damaged"

@@ -64,3 +64,13 @@ def test_of_two_that_claim_a_run_at_the_same_moment_one_commits(prepared, tmp_pa
     owner.require(run, second)
     with pytest.raises(owner.FencedError, match="generation 2"):
         owner.require(run, first)
+
+
+def test_a_clock_that_is_set_does_not_hide_a_living_process(monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        born = owner.birth(alive.pid)
+        monkeypatch.setattr("psutil.Process.create_time", lambda process: 0.0)
+        assert owner.is_alive(alive.pid, born)
+        assert not owner.is_alive(alive.pid, born + 1), "another process with its number"
+        alive.kill()
+    assert not owner.is_alive(alive.pid, born)

@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -35,12 +35,20 @@ def list_checkpoints(run: RunPath) -> None:
     best = runs.best_checkpoints(folder, metric)[:1]
     table = Table("step", "written", "MB", "scores", "")
     for path in runs.checkpoint_folders(folder):
-        manifest = manifest_of(path)
+        table.add_row(f"{runs.step_of(path):,}", *told(path), "best" if path in best else "")
+    Console(highlight=False).print(table)
+
+
+def told(checkpoint: Path) -> tuple[str, str, str]:
+    """When it was written, its size and its scores, by its manifest."""
+    try:
+        manifest = runs.read_json(checkpoint / runs.MANIFEST)
         written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["time"]))
         megabytes = sum(file["bytes"] for file in manifest["files"].values()) / 1e6
         scores = ", ".join(f"{name} {score:.4g}" for name, score in manifest.get("scores", {}).items())
-        table.add_row(f"{runs.step_of(path):,}", written, f"{megabytes:,.1f}", scores, "best" if path in best else "")
-    Console(highlight=False).print(table)
+        return written, f"{megabytes:,.1f}", scores
+    except (RunError, OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return "", "", f"{runs.MANIFEST} is damaged"
 
 
 @app.command()
@@ -151,13 +159,6 @@ def chosen(path: Path) -> list[Path]:
     if not (path / runs.MANIFEST).is_file():
         raise RunError(f"{path}: neither a run nor a checkpoint ({runs.MANIFEST} is missing)")
     return [path]
-
-
-def manifest_of(path: Path) -> dict[str, Any]:
-    try:
-        return dict(runs.read_json(path / runs.MANIFEST))
-    except RunError:
-        return {"time": 0.0, "files": {}, "scores": {}}
 
 
 def tensor_bytes(file: Path) -> list[int]:

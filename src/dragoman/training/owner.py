@@ -8,6 +8,7 @@ import os
 import socket
 import time
 import uuid
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -55,17 +56,28 @@ def check_not_alive(run: runs.RunFolder) -> None:
 def is_alive(pid: int | None, born: float | None) -> bool:
     """The same process, not another that was given its number."""
     try:
-        return pid is not None and pid != os.getpid() and psutil.Process(pid).create_time() == born
-    except psutil.Error:
+        return pid is not None and pid != os.getpid() and birth(pid) == born
+    except (OSError, psutil.Error):
         return False
+
+
+def birth(pid: int) -> float:
+    """In ticks since the host was started, where the kernel tells them: the time of day moves when a clock is set."""
+    if (stat := Path(f"/proc/{pid}/stat")).exists():
+        return int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+    return psutil.Process(pid).create_time()
 
 
 def claim(run: runs.RunFolder) -> Claim:
     """Begin a new generation."""
     new = Claim(int(read(run).get("generation", 0)) + 1, uuid.uuid4().hex)
-    born = psutil.Process().create_time()
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    process = {"host": socket.gethostname(), "pid": os.getpid(), "born": born, "inode": run.path.stat().st_ino}
+    process = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "born": birth(os.getpid()),
+        "inode": run.path.stat().st_ino,
+    }
     runs.write_json(run.owner, {**new._asdict(), "since": since, **process})
     return new
 
