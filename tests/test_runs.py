@@ -107,3 +107,46 @@ def test_a_model_beside_a_run_file_is_no_checkpoint_of_it(tmp_path):
         (tmp_path / name / "first").mkdir(parents=True)
     assert runs.run_around(tmp_path / "models" / "first") is None
     assert runs.run_around(tmp_path / "checkpoints" / "first").path == tmp_path
+
+
+def test_a_file_that_was_not_written_with_the_others_is_damage(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    runs.write_manifest(tmp_path, {})
+    assert runs.damage(tmp_path) is None
+    (tmp_path / "README.md").write_text("notes", encoding="utf-8")
+    assert runs.damage(tmp_path) is None, "nobody reads it"
+    for name in ("weights.safetensors", "moments-00003.safetensors", "source.model"):
+        (tmp_path / name).write_bytes(b"x")
+        assert runs.damage(tmp_path) == f"{name} was not written with the others"
+        (tmp_path / name).unlink()
+
+
+def test_scores_that_are_no_numbers_are_none(tmp_path):
+    run = runs.RunFolder(tmp_path)
+    for step, score in enumerate([float("nan"), 2.0, float("nan"), 1.0, float("inf"), 3.0, None, "x"]):
+        runs.write_json(run.checkpoint(step) / runs.MANIFEST, {"scores": {"loss": score, "bleu": score}})
+    assert [runs.step_of(path) for path in runs.best_checkpoints(run, "loss")] == [3, 1, 5]
+    assert [runs.step_of(path) for path in runs.best_checkpoints(run, "bleu")] == [5, 1, 3]
+
+
+def test_a_fault_that_cannot_be_written_down_ends_nobody(tmp_path, monkeypatch):
+    def unreadable(path):
+        raise OSError("a failing disk")
+
+    run = runs.RunFolder(tmp_path)
+    runs.write_text(run.config, "")
+    monkeypatch.setattr(runs, "read_rows", unreadable)
+    runs.note_fault(run, {"kind": "killed"})
+
+
+def test_a_last_look_comes_when_everything_is_synced_and_may_refuse(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(runs, "sync_path", synced.append)
+
+    def overtaken():
+        assert len(synced) == 2, "the file and its folder"
+        raise RunError("overtaken")
+
+    with pytest.raises(RunError, match="overtaken"), runs.new_folder(tmp_path / "out", overtaken) as fresh:
+        (fresh / "file").touch()
+    assert list(tmp_path.iterdir()) == []

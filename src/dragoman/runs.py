@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -36,6 +37,10 @@ Row = dict[str, Any]
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
+READ_IF_THERE = (
+    ".safetensors",
+    ".model",
+)  # files that change what is read by being there; anything else may lie there too
 KEY = ".key"  # of a folder that is being filled
 LOWER_IS_BETTER = {"loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"}
 
@@ -139,6 +144,9 @@ def damage(folder: Path) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"] or digest(path) != expected["sha256"]:
                 return f"{name} is not as it was written (size or checksum)"
+        for path in sorted(folder.iterdir()):
+            if path.suffix in READ_IF_THERE and path.name not in manifest["files"]:
+                return f"{path.name} was not written with the others"
     except OSError as error:  # a failing disk answers with an error rather than with wrong bytes
         return f"cannot be read ({error})"
     except (RunError, KeyError, TypeError, AttributeError) as error:
@@ -172,11 +180,12 @@ def best_first(checkpoints: list[Path], metric: str) -> list[Path]:
 
 
 def score_of(checkpoint: Path, metric: str) -> float | None:
+    """None where there is none, or one that is no number."""
     try:
-        score = read_json(checkpoint / MANIFEST)["scores"].get(metric)
-    except (RunError, KeyError, AttributeError):
+        score = float(read_json(checkpoint / MANIFEST)["scores"][metric])
+    except (RunError, KeyError, TypeError, ValueError, OverflowError):
         return None
-    return None if score is None else float(score)
+    return score if math.isfinite(score) else None
 
 
 # --- atomic writes -----------------------------------------------------------------------------------------
@@ -263,14 +272,15 @@ def vacant(path: Path) -> bool:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole."""
+def new_folder(path: Path, last_look: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole, and unless the
+    last look raises."""
     path = replaceable(path)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     temporary.mkdir()
     try:
         yield temporary
-        settle(temporary, path)
+        settle(temporary, path, last_look)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -333,12 +343,13 @@ def replaceable(path: Path) -> Path:
     return path
 
 
-def settle(temporary: Path, path: Path) -> None:
+def settle(temporary: Path, path: Path, last_look: Callable[[], None] = lambda: None) -> None:
     """Give a whole folder its own name. What had the name goes out of the way for a moment and is removed last."""
     for file in temporary.iterdir():
         if file.is_file():
             sync_path(file)
     sync_path(temporary)
+    last_look()
     old = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.old")) if path.exists() else None
     temporary.rename(path)
     sync_path(path.parent)
@@ -387,8 +398,8 @@ def note_fault(run: RunFolder, fault: Row) -> None:
     """What ended ranks, written by whoever watches them: they cannot tell it themselves. Its step is that of the last row."""
     if not run.exists():
         return
-    step = max((row.get("step", 0) for row in read_rows(run.metrics)), default=0)
     try:
+        step = max((row.get("step", 0) for row in read_rows(run.metrics)), default=0)
         append_row(run.events, {"event": "fault", "step": step, **fault})
     except OSError as error:
         log.warning("%s could not be written: %s", run.events, error)

@@ -156,7 +156,7 @@ def test_a_piece_that_is_not_written_fails_the_checkpoint(tmp_path):
     with pytest.raises(AttributeError):
         checkpoint.write_pieces(fails, {"exp_avg.x": None})
     with pytest.raises(RunError, match=r"moments-00001\.safetensors was not written"):
-        checkpoint.wait_for([there, fails])
+        checkpoint.wait_for([there, fails], lambda: False)
     assert not list(tmp_path.glob("*.writing"))
 
 

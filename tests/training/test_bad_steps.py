@@ -13,6 +13,7 @@ from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import TrainingError
 from dragoman.training import step as step_module
+from dragoman.training import trainer
 from dragoman.training.divergence import FAR, Judge
 
 
@@ -55,13 +56,16 @@ def test_one_bad_step_is_left_out_and_counted(prepared, tmp_path, poisoned):
     assert all(torch.isfinite(torch.tensor([row["loss"], row["grad_norm"]])).all() for row in rows)
 
 
-def test_many_in_a_row_roll_back_to_the_checkpoint_and_go_on_behind(prepared, tmp_path, poisoned):
+def test_many_in_a_row_roll_back_to_the_checkpoint_and_go_on_behind(prepared, tmp_path, poisoned, monkeypatch):
     poisoned(range(7, 17))
+    usual, counted = trainer.steps, []
+    monkeypatch.setattr(trainer, "steps", lambda *what: counted.append(what[-1]) or usual(*what))
     run = tmp_path / "run"
     config = tiny_config(prepared.folder, run, "train.max_steps=20", "train.log_every=2", "checkpoint.every=4")
     assert train(config) == "max_steps"
     (back,) = events(run, "roll_back")
     assert (back["from_step"], back["step"], back["checkpoint"]) == (16, 4, "step-00000004")
+    assert counted == [0, 4], "stages of the data begin at the steps that are named"
     rows = [row["step"] for row in runs.read_rows(run / "metrics.jsonl") if row["kind"] == "train"]
     assert rows == list(range(2, 21, 2))
     assert training_numbers(run, 20)["updates"] == 20

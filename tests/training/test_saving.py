@@ -1,15 +1,25 @@
 """Checkpoints are written while training goes on: what is written is the state of its step, and a failure loses nothing."""
 
 import errno
+import math
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support import tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
-from dragoman.errors import RunError
-from dragoman.training import checkpoint
+from dragoman.errors import RunError, TrainingError
+from dragoman.parallel import ranks
+from dragoman.parallel.mesh import Mesh
+from dragoman.training import checkpoint, saving, trainer
+from dragoman.training.data_check import DataCheck
+from dragoman.training.owner import Claim
+from dragoman.training.saving import Saver
 from dragoman.training.trainer import Trainer
 from dragoman.training.watchdog import Watchdog
 
@@ -114,3 +124,111 @@ def test_when_the_last_one_fails_the_run_says_so_and_keeps_the_others(prepared, 
     run = runs.RunFolder(tmp_path / "run")
     assert [runs.step_of(folder) for folder in runs.checkpoint_folders(run)] == [2, 4]
     assert not list(run.checkpoints.glob("*.partial"))
+
+
+def test_only_what_is_really_being_written_is_waited_for(prepared, tmp_path, monkeypatch):
+    """The launcher lets ranks finish it though another one has failed: up to five minutes."""
+    monkeypatch.setenv(ranks.LAUNCHED, "1")
+    monkeypatch.setenv(ranks.ERROR_FILE, str(tmp_path / "error.json"))
+    note, waited, manifest = (
+        ranks.saving_note(tmp_path / "error.json"),
+        DataCheck.wait_for_all_hosts,
+        runs.write_manifest,
+    )
+    while_waiting, while_writing = [], []
+
+    def wait(check):
+        while_waiting.append(note.exists())
+        waited(check)
+
+    def write(*arguments):
+        while_writing.append(note.exists())
+        return manifest(*arguments)
+
+    monkeypatch.setattr(DataCheck, "wait_for_all_hosts", wait)
+    monkeypatch.setattr(runs, "write_manifest", write)
+    train(tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=1"))
+    assert (while_waiting, while_writing) == ([False], [True])
+    assert not note.exists()
+
+
+def test_a_run_that_fails_waits_for_nobody():
+    """Neither for the rest of the data to be read, nor for pieces of ranks that are gone."""
+    reading, check = threading.Event(), DataCheck(None, alone=False)
+    check.thread = threading.Thread(target=reading.wait, daemon=True)
+    check.thread.start()
+    said, writer = [], checkpoint.Writer()
+    writer.start(check.wait_for_all_hosts, said.append)
+    check.give_up()
+    assert writer.finish(20.0)
+    reading.set()
+    assert "before all hosts" in str(said[0])
+    with pytest.raises(RunError, match=r"ended before moments-00001\.safetensors"):
+        checkpoint.wait_for([Path("moments-00001.safetensors")], lambda: True)
+
+
+def saver(folder, said):
+    config = tiny_config(folder / "data", folder / "run")
+    mesh, state = Mesh(0, 2, 0, torch.device("cpu")), SimpleNamespace(step=4)
+    parts = (config, runs.RunFolder(folder / "run"), mesh, state, None, None, folder, {}, None, None)
+    return Saver(*parts, lambda name, step, **facts: said.append((name, facts)), lambda *words: None)
+
+
+def test_what_one_rank_cannot_write_of_its_own_fails_the_checkpoint(tmp_path, monkeypatch):
+    """Without it a resumed run would silently be another one."""
+    said = []
+    own = tmp_path / "own"
+    own.mkdir()
+    made = saver(tmp_path, said)
+    monkeypatch.setattr(checkpoint, "write_own", lambda *_: own / "own-00000.safetensors")
+    monkeypatch.setattr(saving, "gather", lambda mesh, mine: [mine, (None, "No space left on device")])
+    assert made.own_files(own) is None
+    assert said == [("checkpoint_failed", {"error": "rank 1: No space left on device"})]
+    assert not own.exists()
+    with pytest.raises(RunError, match="last checkpoint could not be written: rank 1"):
+        made.writer.finish_well()
+
+
+def test_a_cut_off_rank_of_another_generation_writes_elsewhere(tmp_path):
+    run = runs.RunFolder(tmp_path)
+    first, second = (checkpoint.own_folder(run, 4, Claim(2, word)) for word in ("ab12", "cd34"))
+    assert first != second
+    first.mkdir(parents=True)
+    checkpoint.tidy(run, 4)
+    assert not first.exists()
+
+
+def test_going_back_does_not_wait_for_what_waits_for_it(tmp_path, monkeypatch):
+    """A checkpoint that is being written waits for all hosts' data, of which nobody tells while ranks go back."""
+    monkeypatch.setattr(trainer, "gather", lambda mesh, value: [value, value])
+    monkeypatch.setattr(trainer, "from_main", lambda mesh, value: value)
+    rolling = Trainer.__new__(Trainer)
+    rolling.folder, rolling.mesh = runs.RunFolder(tmp_path), Mesh(0, 2, 0, torch.device("cpu"))
+    rolling.state, rolling.started, rolling.disk_full = SimpleNamespace(step=4), 0.0, False
+    rolling.judge = SimpleNamespace(before=lambda step: None, may_roll_back=lambda step: False)
+    rolling.watchdog, rolling.data_check = Watchdog(tmp_path / "stacks", 2.0), DataCheck(None, alone=False)
+    rolling.saver, rolling.metrics = SimpleNamespace(writer=checkpoint.Writer()), None
+    rolling.saver.writer.start(rolling.data_check.wait_for_all_hosts, print)
+    ended = []
+
+    def go_back():
+        with pytest.raises(TrainingError, match="diverged"):
+            rolling.roll_back("no good step")
+        ended.append(True)
+
+    thread = threading.Thread(target=go_back, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    rolling.data_check.give_up()
+    assert ended
+
+
+@pytest.mark.parametrize(("metric", "good", "better"), [("loss", 3.0, 2.0), ("bleu", 2.0, 3.0)])
+def test_a_score_that_is_no_number_is_never_the_best(metric, good, better):
+    for none in (math.nan, math.inf, -math.inf):
+        assert not checkpoint.better(none, None, metric)
+        assert not checkpoint.better(none, good, metric)
+        assert checkpoint.better(good, none, metric), "as a run of an earlier version may have kept it"
+    assert checkpoint.better(good, None, metric)
+    assert checkpoint.better(better, good, metric)
+    assert not checkpoint.better(good, better, metric)

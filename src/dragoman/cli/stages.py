@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
 from dragoman.training.stopping import STOPS
 from dragoman.training.trainer import Trainer
+from dragoman.training.watchdog import Watchdog
 from dragoman.translate.models import find_model
 
 __all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]
@@ -41,12 +43,15 @@ def check_ready(config: Config, *, resume: bool) -> None:
 def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:
     """Train in this process, together with the other ranks when a launcher started several. Returns the reason for
     stopping: max_steps, patience, interrupted (Ctrl-C) or terminated (SIGTERM)."""
-    with joined(config.train.device, config.train.timeout_seconds) as mesh:
+    folder = runs.RunFolder(config.run.folder)
+    watchdog = Watchdog(folder.stacks(int(os.environ.get("RANK", "0"))), config.train.timeout_seconds)
+    watchdog.learn(runs.read_rows(folder.events) if resume else [])
+    joining = joined(config.train.device, config.train.timeout_seconds)
+    with watchdog.answering(), watchdog.watching(), joining as mesh:
         data = PreparedData(config.data.folder)
         task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
-        folder = runs.RunFolder(config.run.folder)
-        start = start_of(config, resume=resume)
-        trainer = Trainer(config, data, mesh, [task], __version__, progress if mesh.is_main else runs.silent, start)
+        shown, start = progress if mesh.is_main else runs.silent, start_of(config, resume=resume)
+        trainer = Trainer(config, data, mesh, [task], __version__, shown, start, watchdog)
         trainer.begin(resume=resume)
         with logging_to(folder.log(mesh.rank)):
             return trainer.run()

@@ -13,12 +13,14 @@ No pickle anywhere. Formats do not notice a flipped bit, so every file is checke
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +80,16 @@ def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
     return own
 
 
-def write_own(run: runs.RunFolder, state: TrainState, strategy: Strategy) -> Path | None:
+def own_folder(run: runs.RunFolder, step: int, claim: owner.Claim) -> Path:
+    """Where ranks put what the main rank takes into the checkpoint. A cut-off rank of another generation has another one."""
+    return run.checkpoints / f"{runs.step_name(step)}.{claim.word}.own.partial"
+
+
+def write_own(folder: Path, state: TrainState, strategy: Strategy) -> Path | None:
     """The state of this rank's own, into a file that the main rank takes into the checkpoint."""
     own = own_tensors(state, strategy)
     if strategy.seat is None or not own:
         return None
-    folder = run.checkpoints / f"{runs.step_name(state.step)}.own.partial"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / OWN.format(strategy.seat)
     model_folder.write_tensors(path, own)
@@ -95,9 +101,8 @@ def pieces(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
     return host_copies(strategy.held_of(optim.moments(state.optimizer, state.model)))[0]
 
 
-def piece_files(run: runs.RunFolder, step: int, strategy: Strategy) -> list[Path]:
+def piece_files(folder: Path, strategy: Strategy) -> list[Path]:
     """Where the pieces of a step will be: one file of every holder, in their order."""
-    folder = run.checkpoints / f"{runs.step_name(step)}.own.partial"
     return [folder / PIECES.format(number) for number, _ in enumerate(strategy.holders())]
 
 
@@ -106,8 +111,9 @@ def write_pieces(path: Path, tensors: dict[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torso = path.with_suffix(".writing")
     try:
-        model_folder.write_tensors(torso, tensors)
-        torso.replace(path)
+        with saving():
+            model_folder.write_tensors(torso, tensors)
+            torso.replace(path)
     except BaseException:
         with suppress(OSError):
             torso.unlink(missing_ok=True)
@@ -115,9 +121,12 @@ def write_pieces(path: Path, tensors: dict[str, Tensor]) -> None:
         raise
 
 
-def wait_for(files: list[Path]) -> None:
+def wait_for(files: list[Path], given_up: Callable[[], bool]) -> None:
+    """What the other ranks write; not any more when the run ends with an error: who should write it may be gone."""
     until = time.monotonic() + PIECES_SECONDS
     while missing := [path for path in files if not path.is_file()]:
+        if given_up():
+            raise RunError(f"the run ended before {missing[0].name} was written")
         failed = [path for path in missing if path.with_suffix(".failed").exists()]
         if failed or time.monotonic() > until:
             raise RunError(
@@ -144,35 +153,17 @@ def write(
     run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, claim: owner.Claim
 ) -> int:
     """Write a checkpoint, whole or not at all, and only while the run is still ours; returns its bytes."""
-    try:
-        return write_whole(run, taken, description, vocabulary, claim)
-    finally:
-        drop_own(taken.own_files)
-
-
-def drop_own(files: list[Path]) -> None:
-    """Files of ranks that no checkpoint has taken; on a full disk they would be in the way of the next one."""
-    for folder in {own.parent for own in files}:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def write_whole(
-    run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, claim: owner.Claim
-) -> int:
-    with runs.new_folder(run.checkpoint(taken.step)) as fresh:
+    with saving(), runs.new_folder(run.checkpoint(taken.step), partial(owner.require, run, claim)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
         if taken.moments:
             model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
         if taken.own_weights:
             model_folder.write_tensors(fresh / OWN_WEIGHTS, taken.own_weights)
         runs.write_json(fresh / TRAINING, taken.numbers)
-        wait_for(taken.own_files)
         for own in taken.own_files:
             own.replace(fresh / own.name)
         written_by = {"time": round(time.time(), 3), "generation": claim.generation}
-        written = runs.write_manifest(fresh, {"step": taken.step, **written_by, "scores": taken.scores})
-        owner.require(run, claim)
-        return written
+        return runs.write_manifest(fresh, {"step": taken.step, **written_by, "scores": taken.scores})
 
 
 class Writer:
@@ -182,12 +173,12 @@ class Writer:
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
+        self.given_up = False  # the run ends with an error
 
     def start(self, work: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         def run() -> None:
             try:
-                with saving():
-                    work()
+                work()
             except Exception as error:
                 self.error = error
                 failed(error)
@@ -317,4 +308,7 @@ def tidy(run: runs.RunFolder, step: int) -> None:
 
 
 def better(score: float, than: float | None, metric: str) -> bool:
-    return than is None or (score < than if metric in runs.LOWER_IS_BETTER else score > than)
+    """Than nothing, too. What is no number is no score: as the best, nothing would ever be better."""
+    if than is None or not math.isfinite(than) or not math.isfinite(score):
+        return math.isfinite(score)
+    return score < than if metric in runs.LOWER_IS_BETTER else score > than

@@ -9,6 +9,8 @@ import threading
 from dragoman.data.encode import PreparedData
 from dragoman.errors import DataError, RunError
 
+LOOK_SECONDS = 0.1
+
 
 class DataCheck:
     """`alone`: there is no other rank whose host could have a copy of its own."""
@@ -50,8 +52,8 @@ class DataCheck:
 
     def wait(self) -> None:
         """For the copy of this host."""
-        if self.thread:
-            self.thread.join()
+        while self.thread and self.thread.is_alive() and not self.given_up:
+            self.thread.join(LOOK_SECONDS)
         self.result()
 
     def wait_for_all_hosts(self) -> None:
@@ -64,5 +66,5 @@ class DataCheck:
 
     def give_up(self) -> None:
         """The run ends with an error: nobody will tell any more."""
-        self.given_up = not self.all_sound.is_set()
+        self.given_up = self.pending
         self.all_sound.set()

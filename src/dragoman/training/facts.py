@@ -101,8 +101,15 @@ def check_folder(folder: runs.RunFolder, *, resume: bool) -> None:
     if folder.exists() and not resume:
         raise RunError(occupied(folder))
     owner.check_not_alive(folder)
-    if not folder.exists() and not runs.vacant(folder.path):
+    if not (folder.exists() or runs.vacant(folder.path) or only_begun(folder)):
         raise RunError(f"{folder.path}: is not empty and holds no run; it is left alone. Choose another run.folder")
+
+
+def only_begun(folder: runs.RunFolder) -> bool:
+    """Whether a start that was killed or hung before there was a run left nothing but this."""
+    found = folder.path.rglob("*") if folder.path.is_dir() else [folder.path]
+    begun = f".{folder.config.name}."
+    return all(path == folder.logs or path.suffix == ".stacks" or path.name.startswith(begun) for path in found)
 
 
 STREAM = {

@@ -4,6 +4,7 @@ told and costs no older checkpoint.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Event(Protocol):
 
 @dataclass
 class Saver:
-    """One on every rank. `claim`: that the run is ours, on the main rank."""
+    """One on every rank. `claim`: that the run is ours; all ranks know it."""
 
     config: Config
     folder: runs.RunFolder
@@ -56,38 +57,38 @@ class Saver:
     def save(self, scores: dict[str, float], *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
         start, moment = time.perf_counter(), time.time()
-        if self.strategy.holders() and not self.all_are_ready(must=must):
+        if not self.before_is_written(must=must):  # two copies at once would be too many
             return
-        state, own = self.state, self.own_files()
+        assert self.claim
+        state, folder = self.state, checkpoint.own_folder(self.folder, self.state.step, self.claim)
+        own = self.own_files(folder)
+        if own is None:
+            return
         weights = self.strategy.agreed(state.model)
         moments = {} if self.strategy.holders() else optim.moments(state.optimizer, state.model)
-        piece, files = (
-            checkpoint.pieces(state, self.strategy),
-            checkpoint.piece_files(self.folder, state.step, self.strategy),
-        )
+        piece, files = checkpoint.pieces(state, self.strategy), checkpoint.piece_files(folder, self.strategy)
         own += files
         if not self.mesh.is_main:
             if piece:
                 path = files[self.strategy.holders().index(self.mesh.rank)]
                 self.writer.start(partial(checkpoint.write_pieces, path, piece), partial(self.failed, state.step))
             return
-        # The one before waits for the check of the data: on a slow disk longer than the other ranks wait for this one.
-        if not must and self.writer.busy and self.data_check.pending:
-            checkpoint.drop_own(own)
-            return
-        if not self.before_is_written(must=must):  # two copies at once would be too many
-            checkpoint.drop_own(own)
-            self.failed(state.step, STILL_WRITTEN)
-            return
         taken = checkpoint.snapshot(state, weights, moments, self.identity, scores, own)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
-            if piece:
-                checkpoint.write_pieces(files[0], piece)
-            self.data_check.wait_for_all_hosts()  # what was learnt from damaged data is not kept
-            began = time.perf_counter()
+            try:
+                if piece:
+                    checkpoint.write_pieces(files[0], piece)
+                self.data_check.wait_for_all_hosts()  # what was learnt from damaged data is not kept
+                checkpoint.wait_for(own, lambda: self.writer.given_up)
+                commit()
+            finally:  # on a full disk what no checkpoint has taken would be in the way of the next one
+                shutil.rmtree(folder, ignore_errors=True)
+
+        def commit() -> None:
             assert self.claim
+            began = time.perf_counter()
             written = checkpoint.write(self.folder, taken, self.description, self.vocabulary, self.claim)
             checkpoint.prune(self.folder, self.config.checkpoint)
             spent = round(time.perf_counter() - began, 3)
@@ -97,37 +98,35 @@ class Saver:
         self.writer.start(write, partial(self.failed, taken.step))
 
     def before_is_written(self, *, must: bool) -> bool:
-        """A slow disk is no hang: it is waited for, but not so long that the other ranks, who wait too, give up."""
-        for _ in range(MOST_WAITS if must else 1):
-            if self.writer.finish(self.config.train.timeout_seconds / 4):
-                return True
-            self.watchdog.since = time.monotonic()
-        return False
-
-    def all_are_ready(self, *, must: bool) -> bool:
-        """Where every rank writes a piece: whether all have written the one before."""
+        """A slow disk is no hang: it is waited for, but not so long that the other ranks give up. Every rank must reach this line."""
         for _ in range(MOST_WAITS if must else 1):
             waits_for_data = self.writer.busy and self.data_check.pending  # then for longer than it is worth
-            if all(
-                gather(self.mesh, self.writer.finish(0 if waits_for_data else self.config.train.timeout_seconds / 4))
-            ):
+            seconds = 0.0 if waits_for_data else self.config.train.timeout_seconds / 4
+            if all(gather(self.mesh, self.writer.finish(seconds))):
                 return True
-            self.watchdog.since = time.monotonic()
+            self.watchdog.alive()
         if self.mesh.is_main and not self.data_check.pending:
             self.failed(self.state.step, STILL_WRITTEN)
         return False
 
-    def own_files(self) -> list[Path]:
-        """What ranks have for themselves they write themselves, before the rest is written. Every rank must reach this line."""
+    def own_files(self, folder: Path) -> list[Path] | None:
+        """What ranks have for themselves they write themselves, before the rest is written; None when one of them cannot: without
+        it a resumed run would not be the straight one. Every rank must reach this line."""
+        path, error = None, ""
         try:
-            path = checkpoint.write_own(self.folder, self.state, self.strategy)
-        except (OSError, RunError) as error:
-            self.failed(self.state.step, error)
-            path = None  # resumed from there, this rank takes what all agree on
-        written = gather(self.mesh, path)
-        return [path for path in written if path and path.is_file()]  # a host with a disk of its own keeps it to itself
+            path = checkpoint.write_own(folder, self.state, self.strategy)
+        except (OSError, RunError) as failure:
+            error = str(failure)
+        written = gather(self.mesh, (path, error))
+        errors = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(written) if text]
+        if errors and self.mesh.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.failed(self.state.step, RunError(errors[0]))
+        # A host with a disk of its own keeps it to itself.
+        return None if errors else [path for path, _ in written if path and path.is_file()]
 
     def failed(self, step: int, error: Exception) -> None:
+        self.writer.error = error  # of the last one, this ends the run in words
         self.event("checkpoint_failed", step, error=str(error))
         detail = f"the checkpoint of step {step} could not be written ({error}); training goes on, older ones are kept"
         self.tell("checkpoint", step, detail)

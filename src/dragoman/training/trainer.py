@@ -49,11 +49,12 @@ from dragoman.training.step import ANY_FINITE, update
 from dragoman.training.stopping import TIME_LIMIT, Stopping
 from dragoman.training.straggler import Lookout, Straggler
 from dragoman.training.validate import even_slice, validation_loss
-from dragoman.training.watchdog import START, Watchdog
+from dragoman.training.watchdog import END, START, Watchdog
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
 
+ROLLED_BACK = "rolled back"  # a reason not to stop but to read on from where training now is
 CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
 
 
@@ -99,6 +100,7 @@ class Trainer:
         version: str,
         progress: runs.Progress,
         start_from: Path | None = None,
+        watchdog: Watchdog | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
         self.tasks, self.version, self.progress = tasks, version, progress
@@ -133,7 +135,8 @@ class Trainer:
         self.metrics: Metrics | None = None  # on the main rank only
         self.data_check = DataCheck(data, alone=mesh.world == 1)
         self.stopping = Stopping(mesh, self.data_check)
-        self.watchdog = Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds, self.tell_hang)
+        self.watchdog = watchdog or Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
+        self.watchdog.tell = self.tell_hang
         self.saver = self.saver_of(data)
         self.judge = Judge(len(data.vocabulary), one_mixture=len(self.stages) < 2)
         self.fault = fault.wanted()
@@ -152,12 +155,8 @@ class Trainer:
 
     def begin(self, *, resume: bool) -> None:
         """Restore the newest sound checkpoint, or start a run folder. A run that has done all its steps is left alone."""
+        self.watchdog.alive()
         facts.check_folder(self.folder, resume=resume)
-        self.watchdog.learn_start(runs.read_rows(self.folder.events) if resume else [])
-        with self.watchdog.watching():
-            self.set_up(resume=resume)
-
-    def set_up(self, *, resume: bool) -> None:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else checkpoint.Found()
         source = from_main(self.mesh, found.source)  # one rank chooses for all
         if source is not None:
@@ -186,42 +185,47 @@ class Trainer:
             if self.taken and source is None:
                 runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
                 self.tell("starting", start.told(self.taken))
-        wait_for_all(self.mesh)
+        self.saver.claim = from_main(self.mesh, self.saver.claim)
         self.judge.learn(self.usual_rows())
 
     def run(self) -> str:
         """Train to the end; returns the reason for stopping."""
+        self.watchdog.alive()
         if self.done:
             return "max_steps"
         if self.time_is_up(0.0):  # in an earlier start
+            self.end(TIME_LIMIT)
             return TIME_LIMIT
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
         telemetry = monitor.telemetry and self.first_of_host
-        # Both until the last checkpoint is written.
-        with self.watchdog.answering(), self.stopping.listening(partial(self.tell, "stopping")):
+        with self.stopping.listening(partial(self.tell, "stopping")):  # until the last checkpoint is written
             try:
-                with (
-                    sampling(self.telemetry_file(), monitor.interval_seconds, enabled=telemetry),
-                    self.watchdog.watching(),
-                ):
+                with sampling(self.telemetry_file(), monitor.interval_seconds, enabled=telemetry):
                     if self.first_of_host:
                         self.data_check.start()
                     reason = self.loop()
-            except DragomanError as error:
-                self.tell_fault(error)
+            except BaseException as error:
+                self.data_check.give_up()
+                self.saver.writer.given_up = True
+                if isinstance(error, DragomanError):
+                    self.tell_fault(error)
                 raise
             finally:
-                self.data_check.give_up()
+                self.watchdog.enter(END)
                 self.saver.writer.finish()
             self.saver.writer.finish_well()
+        self.end(reason)
+        return reason
+
+    def end(self, reason: str) -> None:
         self.stop_event(reason)
-        if self.metrics and self.saver.claim:
+        if self.metrics:
             self.put_down(self.metrics.close)
+        if self.mesh.is_main and self.saver.claim:
             owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
-        return reason
 
     def telemetry_file(self) -> Path:
         return self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
@@ -233,11 +237,14 @@ class Trainer:
         time_exchanges(wrapped)
         self.strategy.settle(partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
-        position = (state.position, self.stages, state.step)
-        ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
+        reason = ROLLED_BACK
         try:
-            with closing(ahead) as stream:
-                return self.take_steps(stream, wrapped)
+            while reason == ROLLED_BACK:  # steps are counted anew then, and with them the stages of the data
+                position = (state.position, self.stages, state.step)
+                ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
+                with closing(ahead) as stream:
+                    reason = self.take_steps(stream, wrapped)
+            return reason
         finally:
             gc.unfreeze()
 
@@ -316,22 +323,24 @@ class Trainer:
         return hours > 0 and self.state.train_seconds + seconds >= hours * 3600
 
     def look_back(self, totals: Totals, rate: float, stopping: str) -> str | None:
-        """Write down what a window was, and do what is due after it; returns a reason to stop."""
+        """Write down what a window was, and do what is due after it; returns a reason to stop, or to read on from elsewhere."""
         if totals.skipped:
             self.event("skipped", steps=totals.skipped)
         if totals.skipped < totals.steps:
             self.record(totals, rate)
         wrong = self.judge.look(totals, self.state.step)
         if wrong:
-            self.roll_back(wrong)
+            with self.watchdog.section("roll back"):
+                self.roll_back(wrong)
         if (wrong or self.judge.doubtful) and not (stopping or self.last):
-            return None
+            return ROLLED_BACK if wrong else None
         return self.do_what_is_due(stopping)
 
     # --- when no step is good any more ---
 
     def roll_back(self, reason: str) -> None:
         """Back to a sound checkpoint from before it went wrong, and on with the data that comes next."""
+        self.wait_for_data_checks()  # the checkpoint that is being written does so too
         self.saver.writer.finish()
         newest = runs.step_of(runs.checkpoint_folders(self.folder)[-1]) if runs.checkpoint_folders(self.folder) else 0
         before = self.judge.before(newest)
@@ -346,8 +355,11 @@ class Trainer:
             )
         lost, behind = self.state.step, self.state.position
         checkpoint.restore(source, self.state, self.strategy)
-        self.state.position = behind
+        if behind.stage == self.state.position.stage:
+            self.state.position = behind
         if self.mesh.is_main:
+            assert self.saver.claim
+            owner.require(self.folder, self.saver.claim)
             checkpoint.tidy(self.folder, self.state.step)
             self.forget_lost_rows()
         self.judge.learn(self.usual_rows())
@@ -571,7 +583,7 @@ class Trainer:
             if not any(gather(self.mesh, self.data_check.unsure)):
                 self.data_check.confirm()
             time.sleep(CHECK_SECONDS)
-            self.watchdog.since = time.monotonic()
+            self.watchdog.alive()
 
     # --- beginnings ---
 

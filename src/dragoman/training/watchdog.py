@@ -16,12 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL
+from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL, started_again
 from dragoman.runs import Row
 
 log = logging.getLogger(__name__)
 
-START = "start"  # all before the first step is done: reading, compiling, finding out what fits
+START = "start"  # all before the first step is done: meeting, reading, compiling, finding out what fits
+END = "end"  # all after the last: writing the last checkpoint
+LEARNT = {
+    "first_step": START,
+    "validation": "validation",
+    "checkpoint": "checkpoint",
+}  # sections, by the event that ends one
 STARTING_SECONDS = 1800.0  # for what was never seen before
 SHORTEST_START = 300.0  # seconds; the second start of a run may find no cache where the first did
 TIMES_LONGER = 20.0  # than usual: a step that takes this long hangs
@@ -32,7 +38,7 @@ LAST_SECONDS = 10.0  # to write down where everybody stands
 class Watchdog:
     """`beat` after every step; `section` around what takes longer than a step. `tell`: the section, and seconds without life."""
 
-    def __init__(self, stacks: Path, least_seconds: float, tell: Callable[[str, float], None]):
+    def __init__(self, stacks: Path, least_seconds: float, tell: Callable[[str, float], None] = lambda *_: None):
         self.stacks, self.least, self.tell = stacks, least_seconds, tell
         self.history: dict[str, list[float]] = {}
         self.where, self.since = START, time.monotonic()
@@ -45,9 +51,13 @@ class Watchdog:
         least = max(self.least, SHORTEST_START) if self.where == START else self.least
         return max(least, TIMES_LONGER * statistics.median(before))
 
-    def learn_start(self, events: list[Row]) -> None:
-        """How long earlier starts of the run took."""
-        self.history[START] = [row["seconds"] for row in events if row["event"] == "first_step"][-HISTORY:]
+    def learn(self, events: list[Row]) -> None:
+        """How long sections took in earlier starts of the run."""
+        for event, section in LEARNT.items():
+            self.history[section] = [row["seconds"] for row in events if row.get("event") == event][-HISTORY:]
+
+    def alive(self) -> None:
+        self.since = time.monotonic()
 
     def beat(self) -> None:
         self.enter("step")
@@ -62,7 +72,7 @@ class Watchdog:
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
         before, self.where = self.where, name
-        self.since = time.monotonic()
+        self.alive()
         try:
             yield
         finally:
@@ -70,7 +80,8 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self.since, stopped = time.monotonic(), threading.Event()
+        self.alive()
+        stopped = threading.Event()
         thread = threading.Thread(target=self.watch, args=(stopped,), name="watchdog", daemon=True)
         thread.start()
         try:
@@ -80,12 +91,15 @@ class Watchdog:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """A signal makes this process write where its threads stand, whatever they do; it goes on afterwards."""
+        """A signal makes this process write where its threads stand, whatever they do; it goes on afterwards. A file that nobody
+        wrote into is taken away, unless another process made it."""
+        folders = [self.stacks.parent, *self.stacks.parent.parents]
+        made = [folder for folder in folders if not folder.exists()]
+        own = started_again() or not self.stacks.exists()
         try:
-            self.stacks.parent.mkdir(parents=True, exist_ok=True)
+            folders[0].mkdir(parents=True, exist_ok=True)
             file = self.stacks.open("a", encoding="utf-8")
-        except OSError as error:  # a full disk ends no run
-            log.warning("%s could not be opened: %s", self.stacks, error)
+        except OSError:  # a full disk ends no run, and a folder that cannot be made is told later
             yield
             return
         faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
@@ -96,9 +110,12 @@ class Watchdog:
             raise
         finally:
             faulthandler.unregister(STACKS_SIGNAL)
-            file.close()
-            if not self.stacks.stat().st_size:
-                self.stacks.unlink()
+            with suppress(OSError):
+                file.close()
+                if own and not self.stacks.stat().st_size:
+                    self.stacks.unlink()
+                    for folder in made:
+                        folder.rmdir()
 
     def watch(self, stopped: threading.Event) -> None:
         while not stopped.wait(min(1.0, self.least / 4)):
