@@ -61,7 +61,8 @@ def test_a_fingerprint_does_not_depend_on_the_order_in_which_threads_add():
     try:
         for seed in range(6):
             torch.manual_seed(seed)
-            model = nn.Linear(700, 700)
+            model = nn.Module()
+            model.weight = nn.Parameter(torch.randn(300, 1000) ** 9)  # of all sizes, as weights are
             prints = set()
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
