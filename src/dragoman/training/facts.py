@@ -45,7 +45,7 @@ def share_of(config: Config, mesh: Mesh) -> Share:
 
 
 def precision_of(config: Config, mesh: Mesh, folder: runs.RunFolder) -> str:
-    """ "auto" is decided once in a run: by trying on a CPU, where another time it might be decided otherwise."""
+    """What `auto` means is decided once in a run: by trying on a CPU, where another time it might be decided otherwise."""
     wanted, known = config.train.precision, {}
     if wanted == "auto":
         with suppress(RunError):
