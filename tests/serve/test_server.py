@@ -206,6 +206,15 @@ def test_ipv6_addresses_are_written_in_brackets():
         assert address_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
 
 
+def test_the_end_of_an_answer_waits_for_no_acknowledgement():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_without_the_extra_a_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     with pytest.raises(MissingExtra, match=r"serving needs the extra 'serve'.*pip install 'dragoman\[serve\]'"):

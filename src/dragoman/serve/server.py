@@ -61,7 +61,10 @@ def check_names(names: list[str]) -> None:
 def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=1024)
+        # asyncio does so only for sockets that say TCP, and this one says nothing: an answer's end would wait 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise DragomanError(
