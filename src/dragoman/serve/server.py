@@ -62,7 +62,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((str(address[0]), port), family=family, backlog=1024)
-        # asyncio does so only for sockets that say TCP, and this one says nothing: an answer's end would wait 40 ms for an acknowledgement.
+        # asyncio does so only for sockets that say TCP, and this one says nothing: an answer's end might wait for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
