@@ -50,8 +50,9 @@ def precision_of(config: Config, mesh: Mesh, folder: runs.RunFolder) -> str:
     if wanted == "auto":
         with suppress(RunError):
             known = runs.read_json(folder.environment)
-    if from_main(mesh, known.get("device")) == mesh.device.type:
-        wanted = from_main(mesh, known.get("precision", wanted))
+    device, decided = from_main(mesh, (known.get("device"), known.get("precision")))
+    if decided and device == mesh.device.type:
+        wanted = decided
     trying = mesh.device.type == "cuda" or mesh.local_rank == 0  # on a CPU one a host, or they would hinder each other
     names = set(gather(mesh, resolve(wanted, mesh.device) if trying else None)) - {None}
     return str(names.pop()) if len(names) == 1 else "fp32"
