@@ -17,10 +17,12 @@ from typing import Any
 from dragoman import runs
 from dragoman.errors import TrainingError, require_extra
 from dragoman.parallel.launch import free_port, listening, resumed, worth_another
-from dragoman.parallel.ranks import RESTART, Outcome, die_with_parent, kind_of
+from dragoman.parallel.ranks import HUNG, RESTART, Outcome, die_with_parent, kind_of
 
 MEETING_SECONDS = 120  # for all workers to be there
+REASONS = (-signal.SIGKILL, HUNG)  # exit codes of ranks that did not fail because of another one
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
+GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worker may notice last
 
 
 def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, run: runs.RunFolder) -> int:
@@ -102,7 +104,8 @@ class Desk:
         self.signals: list[int] = []
         self.begun: dict[int, int] = {}  # how often each rank was started
         self.ended: dict[int, int] = {}  # with which code, where starting again would not help
-        self.failed: set[int] = set()  # attempts of which somebody told the fault
+        self.faults: dict[int, list[tuple[int, runs.Row]]] = {}  # by attempt: exit codes and what to say of them
+        self.noted: set[int] = set()  # attempts of which the fault is in the run folder
 
     def hand_on(self, number: int) -> None:
         self.signals.append(number)
@@ -114,11 +117,20 @@ class Desk:
     def received(self) -> list[int]:
         return self.signals
 
-    def is_first_to_fail(self, attempt: int) -> bool:
-        """Ranks that lost another one fail too, after it."""
-        first = attempt not in self.failed
-        self.failed.add(attempt)
-        return first
+    def fail(self, attempt: int, code: int, fault: runs.Row) -> None:
+        self.faults.setdefault(attempt, []).append((code, fault))
+
+    def reason_known(self, attempt: int) -> bool:
+        """Ranks that lost another one fail too: all have told, or one of them for a reason of its own."""
+        codes = [code for code, _ in self.faults[attempt]]
+        return len(codes) == len(self.begun) or any(code in REASONS for code in codes) or 2 in self.codes()
+
+    def take_fault(self, attempt: int) -> runs.Row | None:
+        """The fault that ended an attempt, for the first who asks: all of them may end at any time."""
+        if attempt in self.noted:
+            return None
+        self.noted.add(attempt)
+        return min(self.faults[attempt], key=lambda told: told[0] not in REASONS)[1]
 
     def end(self, rank: int, code: int) -> None:
         self.ended[rank] = code
@@ -148,10 +160,24 @@ def be_worker(config: dict[str, Any]) -> None:
         process.kill()
     if worth_another(code):
         line = f"rank {rank} ended with code {code}; see its log in the run folder"
-        if ray.get(desk.is_first_to_fail.remote(attempt)):
-            runs.note_fault(runs.RunFolder(config["run"]), Outcome(code, line, rank, kind_of(code)).event(attempt))
-        raise RuntimeError(line)
+        ray.get(desk.fail.remote(attempt, code, Outcome(code, line, rank, kind_of(code)).event(attempt)))
+        if is_worth_another(ray, desk, attempt, runs.RunFolder(config["run"])):
+            raise RuntimeError(line)
     ray.get(desk.end.remote(rank, code))
+
+
+def is_worth_another(ray: Any, desk: Any, attempt: int, run: runs.RunFolder) -> bool:
+    """Notes what ended an attempt before Ray hears of it, which ends the other workers with whatever they know. A mistake of
+    the user on another rank would only come again."""
+    deadline = time.monotonic() + GATHER_SECONDS
+    while not ray.get(desk.reason_known.remote(attempt)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    if 2 in ray.get(desk.codes.remote()):
+        return False
+    fault = ray.get(desk.take_fault.remote(attempt))
+    if fault:
+        runs.note_fault(run, fault)
+    return True
 
 
 def wait(process: subprocess.Popen[bytes], signals: Any) -> int:
