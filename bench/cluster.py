@@ -254,8 +254,7 @@ def speeds(
     """Every cell at every rate, beside what `dragoman plan` says of it, with the steps without exchange around it as its time of
     computing."""
     rows: list[dict[str, Any]] = []
-    torch.set_num_threads(1)  # as the ranks have
-    packing = forecast.pack_seconds("cpu")  # before they need the cores
+    packing = forecast.pack_seconds("cpu", hosts * each)  # before they need the cores, which all hosts share
     with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
         ranks = Ranks(lab, each, options)
         for rate in rates:

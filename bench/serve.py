@@ -1,38 +1,73 @@
 """The server under load: requests/s and latency at 1, 8 and 64 clients, memory, twice its capacity, kill -9 and restart.
 
-    python bench/serve.py models/first-int8 --seconds 60
+    python bench/serve.py models/first-int8 --seconds 60          # needs wrk (apt install wrk)
 
-Starts `dragoman serve` as a process of its own and asks it for one sentence at a time, from its own test sentences or --source.
-Clients wait for their answer before they ask again, as people and programs do; for twice the capacity requests come by the clock,
-whatever the answers are, and where nothing is refused it was no overload (`overload` is false): a server may be too fast for these
-clients, and a load shorter than the wait that it allows (1 s) refuses nobody. Every answer that is neither 200 nor 429 is an error.
-Prints a table and, last, one JSON object.
+Starts `dragoman serve` as a process of its own; wrk asks it for one sentence at a time, from sentences of its own or --source. Clients
+wait for their answer before they ask again, as people and programs do. For twice the capacity there are many of them, and each
+comes back a second after its answer, whether that was a translation or a refusal; more come until that many requests are made.
+Latencies are those of translations; among refusals they are the slowest of all answers, which is at least what they took. Every
+answer that is neither 200 nor 429 is an error. Prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import re
+import shutil
 import signal
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
+import urllib.request
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from dragoman.errors import DragomanError, RunError
 
-MOST_DOUBLINGS = 6
+PAUSE_MS = 1000
+MOST_CLIENTS = 8000
 SENTENCES = ["The cat sleeps.", "My brother sees a small house.", "Which suitcase may Clara give my polite son?"]
+SCRIPT = """
+local bodies = {%(bodies)s}
+local threads = {}
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+good, refused, other, at = 0, 0, 0, 0
+
+function setup(thread) table.insert(threads, thread) end
+
+function request()
+  at = at %% #bodies + 1
+  return wrk.format(nil, "/v1/translate", nil, bodies[at])
+end
+
+function delay() return %(pause)d end
+
+function response(status)
+  if status == 200 then good = good + 1 elseif status == 429 then refused = refused + 1 else other = other + 1 end
+end
+
+function done(summary, latency, requests)
+  local function all(name)
+    local sum = 0
+    for _, thread in ipairs(threads) do sum = sum + thread:get(name) end
+    return sum
+  end
+  local good, refused, other = all("good"), all("refused"), all("other")
+  local lost = summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout
+  local share = good / math.max(1, good + refused + other)
+  local function slowest(percent) return latency:percentile(100 - (100 - percent) * share) / 1000 end
+  io.write(string.format(
+    '\\n{"seconds": %%.3f, "good": %%d, "refused": %%d, "errors": %%d, "p50_ms": %%.1f, "p95_ms": %%.1f, "p99_ms": %%.1f}\\n',
+    summary.duration / 1e6, good, refused, other + lost, slowest(50), slowest(95), slowest(99)))
+end
+"""
 
 
 class Server:
@@ -61,102 +96,78 @@ class Server:
         self.process.wait(60)
 
 
-async def ask(client: httpx.AsyncClient, text: str) -> tuple[int, float]:
-    """Status (0: no answer) and milliseconds."""
-    start = time.perf_counter()
-    try:
-        status = (await client.post("/v1/translate", json={"texts": [text]})).status_code
-    except httpx.HTTPError:
-        status = 0
-    return status, 1000 * (time.perf_counter() - start)
+class Load:
+    """wrk, with so many clients for so long."""
+
+    def __init__(self, server: Server, texts: list[str], clients: int, seconds: float, pause_ms: int = 0):
+        self.script = Path(tempfile.mkstemp(suffix=".lua")[1])
+        bodies = ", ".join(f"[==[{json.dumps({'texts': [text]})}]==]" for text in texts)
+        self.script.write_text(SCRIPT % {"bodies": bodies, "pause": pause_ms}, encoding="utf-8")
+        words = ["wrk", "-t1", f"-c{clients}", f"-d{seconds:.0f}s", "--timeout", "60s", "-s", str(self.script)]
+        self.process = subprocess.Popen([*words, server.address], stdout=subprocess.PIPE, text=True)
+
+    def result(self) -> dict[str, Any]:
+        said = self.process.communicate()[0]
+        self.script.unlink()
+        if self.process.returncode:
+            raise RunError(f"wrk ended with code {self.process.returncode}: {said}")
+        return json.loads(said.splitlines()[-1])
 
 
-async def closed(address: str, texts: list[str], clients: int, seconds: float) -> list[tuple[int, float]]:
-    """So many clients, each with one question at a time."""
-    found: list[tuple[int, float]] = []
-    end = time.perf_counter() + seconds
-
-    async def one(number: int, client: httpx.AsyncClient) -> None:
-        while time.perf_counter() < end:
-            found.append(await ask(client, texts[(number + len(found)) % len(texts)]))
-            if found[-1][0] == 0:
-                await asyncio.sleep(0.1)
-
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
-        await asyncio.gather(*(one(number, client) for number in range(clients)))
-    return found
+def loaded(server: Server, texts: list[str], clients: int, seconds: float, pause_ms: int = 0) -> dict[str, Any]:
+    found = Load(server, texts, clients, seconds, pause_ms).result()
+    good, took = found.pop("good"), found.pop("seconds")
+    rate = {"requests_per_s": round(good / took, 1), "offered_per_s": round((good + found["refused"]) / took, 1)}
+    return rate | found | {"memory_mib": round(server.memory(), 1)}
 
 
-async def open_loop(address: str, texts: list[str], per_second: float, seconds: float) -> list[tuple[int, float]]:
-    """So many requests a second, by the clock."""
-    async with httpx.AsyncClient(base_url=address, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
-        tasks, start = [], time.perf_counter()
-        for number in range(int(per_second * seconds)):
-            await asyncio.sleep(max(0.0, start + number / per_second - time.perf_counter()))
-            tasks.append(asyncio.create_task(ask(client, texts[number % len(texts)])))
-        return await asyncio.gather(*tasks)
-
-
-def summary(found: list[tuple[int, float]], seconds: float) -> dict[str, Any]:
-    codes = Counter(status for status, _ in found)
-    good = sorted(took for status, took in found if status == 200)
-    points = statistics.quantiles(good, n=100) if len(good) > 1 else [good[0] if good else 0.0] * 99
-    return {
-        "requests_per_s": round(len(good) / seconds, 1),
-        "p50_ms": round(points[49], 1), "p95_ms": round(points[94], 1), "p99_ms": round(points[98], 1),
-        "refused": codes[429], "errors": len(found) - codes[200] - codes[429],
-    }  # fmt: skip
-
-
-def overloaded(server: Server, texts: list[str], capacity: float, seconds: float) -> dict[str, Any]:
-    """Twice the capacity. Clients that wait for answers may not find it: what is answered in full at twice the rate was no overload,
-    so the rate is doubled until something is refused. `overload` says whether that was reached: these clients have limits, too."""
-    for _ in range(MOST_DOUBLINGS):
-        offered = 2 * capacity
-        start = time.perf_counter()
-        found = asyncio.run(open_loop(server.address, texts, offered, seconds))
-        took = time.perf_counter() - start
-        row = summary(found, took) | {"memory_mib": round(server.memory(), 1), "offered_per_s": round(offered, 1)}
-        if row["refused"] or row["errors"] or row["requests_per_s"] < 0.9 * offered:
-            break
-        capacity = row["requests_per_s"]
-    return row | {"overload": row["refused"] > 0}
+def overloaded(server: Server, texts: list[str], seconds: float) -> dict[str, Any]:
+    """Twice the capacity, or more: clients are doubled until as many requests are refused as are answered."""
+    clients = 64
+    while True:
+        row = loaded(server, texts, clients, seconds, PAUSE_MS)
+        reached = row["offered_per_s"] >= 2 * row["requests_per_s"] > 0
+        if reached or clients >= MOST_CLIENTS:
+            return {"clients": clients} | row | {"overload": reached}
+        clients *= 2
 
 
 def killed(server: Server, texts: list[str], seconds: float) -> dict[str, Any]:
     """kill -9 in the middle of the load, and up again at the same port: how long until it answers."""
+    load = Load(server, texts, 8, seconds)
+    time.sleep(seconds / 4)
+    server.end(signal.SIGKILL)
+    start = time.perf_counter()
+    server.start()
+    ask(server, texts[0])
+    again = time.perf_counter() - start
+    load.result()
+    ask(server, texts[0])
+    return {"seconds_until_it_answers": round(again, 2)}
 
-    async def story() -> tuple[list[tuple[int, float]], float]:
-        load = asyncio.create_task(closed(server.address, texts, 8, seconds))
-        await asyncio.sleep(seconds / 4)
-        server.end(signal.SIGKILL)
-        start = time.perf_counter()
-        await asyncio.to_thread(server.start)
-        return await load, time.perf_counter() - start
 
-    found, again = asyncio.run(story())
-    last = found[-8:]
-    return {"seconds_until_up": round(again, 2), "answers_after": all(status == 200 for status, _ in last)}
+def ask(server: Server, text: str) -> None:
+    body = json.dumps({"texts": [text]}).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(server.address + "/v1/translate", body, headers), timeout=60):
+        pass
 
 
 def main() -> None:
     options = parse()
     texts = Path(options.source).read_text(encoding="utf-8").splitlines() if options.source else SENTENCES
+    if shutil.which("wrk") is None:
+        raise RunError("wrk is not installed; apt install wrk")
     server = Server(options.model, 0)
     rows: dict[str, dict[str, Any]] = {}
     try:
-        asyncio.run(closed(server.address, texts, 4, 2))
+        loaded(server, texts, 4, 2)
         before = server.memory()
         for clients in options.clients:
-            found = asyncio.run(closed(server.address, texts, clients, options.seconds))
-            rows[f"{clients} clients"] = summary(found, options.seconds) | {"memory_mib": round(server.memory(), 1)}
-        most = max(row["requests_per_s"] for row in rows.values())
-        rows["twice the capacity"] = overloaded(server, texts, most, options.seconds / 2)
-        facts = {
-            "memory_growth_mib": round(server.memory() - before, 1),
-            "kill": killed(server, texts, max(12.0, options.seconds / 4)),
-        }
+            rows[f"{clients} clients"] = loaded(server, texts, clients, options.seconds)
+        growth = server.memory() - before
+        rows["overload"] = overloaded(server, texts, options.seconds / 2)
+        facts = {"memory_growth_mib": round(growth, 1), "kill": killed(server, texts, max(12.0, options.seconds / 4))}
     finally:
         server.end()
     columns = list(next(iter(rows.values())))

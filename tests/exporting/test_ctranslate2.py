@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import product
@@ -205,16 +206,30 @@ def test_an_export_needs_no_torch(exported):
     assert result.stdout.startswith("['")
 
 
-@pytest.fixture
-def marked(checkpoint, tmp_path):
-    """A model that would write nothing but marks, were it allowed to; as OPUS-MT models often would."""
+def changed(checkpoint, folder, change):
+    """A copy of a model with other embeddings."""
     model, description, vocabulary = read_whole(checkpoint)
     with torch.no_grad():
-        model.embedding.weight[[PAD, BOS]] = 30 * model.embedding.weight[EOS]
-    folder = tmp_path / "marked"
+        change(model.embedding.weight)
     folder.mkdir()
     write_model(folder, model.state_dict(), description, vocabulary.path)
     return folder
+
+
+@pytest.fixture
+def marked(checkpoint, tmp_path):
+    """A model that would write nothing but marks, were it allowed to; as OPUS-MT models often would."""
+
+    def change(weight):
+        weight[[PAD, BOS]] = 30 * weight[EOS]
+
+    return changed(checkpoint, tmp_path / "marked", change)
+
+
+@pytest.fixture
+def endless(checkpoint, tmp_path):
+    """A model that never writes an end."""
+    return changed(checkpoint, tmp_path / "endless", lambda weight: weight[EOS].mul_(-1))
 
 
 def test_marks_are_never_written(marked, sentences):
@@ -240,3 +255,41 @@ def test_the_seed_of_a_process(checkpoint, sentences, monkeypatch):
     translator.translate(sentences[:2], sample=True, seed=3)
     with pytest.raises(ConfigError, match="one seed a process, here 3; choose engine torch"):
         translator.translate(sentences[:2], sample=True, seed=4)
+
+
+DRAW = """
+import sys
+from dragoman import Translator
+translator = Translator.load(sys.argv[1], "cpu", engine="ctranslate2")
+texts = sys.stdin.read().splitlines()
+translator.translate(texts)  # by all workers
+found = [translator.translate(texts[start : start + 4], sample=True, seed=7, top_k=0) for start in range(0, len(texts), 4)]
+print(translator.engine.workers, found)
+"""
+
+
+def test_several_workers_draw_the_same_in_every_process(checkpoint, sentences):
+    """Who of them would come first is chance, so one draws for all."""
+    command = [sys.executable, "-c", DRAW, str(checkpoint)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    found = {
+        subprocess.run(
+            command, input="\n".join(sentences), capture_output=True, text=True, check=True, env=environment
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(found) == 1
+    assert found.pop().startswith("3 [[")
+
+
+def test_sentences_of_many_limits_are_searched_as_each_alone(endless, sentences):
+    """CTranslate2 has one limit for a batch. A model that does not end reaches every one of them."""
+    translator = Translator.load(endless, "cpu", engine="ctranslate2")
+    request = translator.request(extra_length=1)
+    sources = translator.vocabulary.encode([" ".join(sentences[:count]) for count in (1, 3, 1, 2)] + sentences)
+    for attention in (False, True):
+        together = translator.engine.search(sources, [[] for _ in sources], request, attention=attention)
+        alone = [translator.engine.search([source], [[]], request, attention=attention)[0] for source in sources]
+        assert [[each.ids for each in found] for found in together] == [[each.ids for each in found] for found in alone]
+        limits = [request.most_ids(source, []) for source in sources]
+        assert [len(found[0].ids) for found in together] == limits

@@ -77,21 +77,21 @@ def setting_of(
         micro_batches=-(-train.batch_tokens // (hosts * gpus * at_once)),
         inner_steps=config.parallel.inner_steps,
         fragments=config.parallel.fragments,
-        pack_seconds=pack_seconds(train.device),
+        pack_seconds=pack_seconds(train.device, gpus),
         gloo=train.device == "cpu",
     )
 
 
 @cache
-def pack_seconds(device: str) -> dict[str, float]:
-    """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing."""
+def pack_seconds(device: str, ranks: int) -> dict[str, float]:
+    """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing. `ranks` share its cores."""
     import torch
 
-    from dragoman.parallel import wire
+    from dragoman.parallel import trial
 
     if device != "cpu" and not torch.cuda.is_available():
         return {}
-    return wire.work_seconds(torch.device("cpu" if device == "cpu" else "cuda"))
+    return trial.work_seconds(torch.device("cpu" if device == "cpu" else "cuda"), ranks)
 
 
 def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tokens: float, price: float) -> None:

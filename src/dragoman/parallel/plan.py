@@ -37,7 +37,7 @@ class Setting:
     inner_steps: int = 20
     fragments: int = 4
     backward_share: float = 2 / 3
-    pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is exchanged
+    pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is summed up
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
 
     @property
@@ -98,6 +98,7 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
         return max(travel, packing) + rounds
     if strategy == "fsdp" and setting.gloo:
         travel *= GLOO_TURNS
+        packing *= sent_bytes(setting, strategy, wire) / sent_bytes(setting, "ddp", wire)  # gathers are work, too
     return travel + rounds + packing
 
 

@@ -7,16 +7,12 @@ ranks, so that all ranks end with the same bits.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 BLOCK = 1024  # numbers that share a scale
 PIECE = 1 << 19  # numbers in 8 bits that travel together
-TRIALS = 5
 gather_whole = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )  # as torch 2.13 calls it, and before
@@ -99,29 +95,3 @@ def count_of(packed: Tensor) -> int:
 
 def scales_of(packed: Tensor) -> Tensor:
     return packed[:, count_of(packed) :].contiguous().view(torch.float32)
-
-
-def work_seconds(device: torch.device) -> dict[str, float]:
-    """By wire, the work of `sum_over` for one number beside its travel, tried out for a moment on this device."""
-    numbers = torch.randn(1, PIECE, device=device)
-
-    def eight_bits() -> None:
-        """Packed once; unpacked to know what is owed, to be added up, and at the end."""
-        packed = pack(numbers)
-        for _ in range(3):
-            numbers.add_(unpack(packed), alpha=0.0)
-
-    sixteen = seconds_of(lambda: numbers.copy_(numbers.to(torch.bfloat16)), device)
-    return {"fp32": 0.0, "bf16": sixteen / PIECE, "int8": seconds_of(eight_bits, device) / PIECE}
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """The quickest of some: whatever else this machine does only adds to it."""
-    taken = []
-    for _ in range(TRIALS):
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return min(taken)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +19,59 @@ log = logging.getLogger(__name__)
 
 # CTranslate2 needs the positions as a table and refuses longer sentences; its own default cuts sources at 1024.
 POSITIONS = 2048
+MOST_WORKERS = 4
+MOST_AT_ONCE = 64  # sentences of one worker
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
+
+
+Files = Callable[[Path], AbstractContextManager[Path]]
+
+
+@contextmanager
+def itself(folder: Path) -> Iterator[Path]:
+    yield folder
 
 
 class CTranslate2Engine:
     name = "ctranslate2"
     seed: int | None = None  # of this process: the library reads it once
 
-    def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int | None = None):
-        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it."""
-        library = require_extra("ctranslate2", "export", "translating with CTranslate2")
-        library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
-        threads = threads or int(os.environ.get("OMP_NUM_THREADS") or cores())
-        try:
-            self.translator = library.Translator(str(folder), device=device, inter_threads=1, intra_threads=threads)
-        except (RuntimeError, ValueError) as error:
-            raise RunError(f"{folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
+    def __init__(
+        self,
+        folder: Path,
+        vocabulary: Vocabulary,
+        device: str = "cpu",
+        threads: int | None = None,
+        *,
+        files: Files = itself,
+    ):
+        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. `files` gives the
+        folder in which the library finds it, while it reads."""
+        self.library = require_extra("ctranslate2", "export", "translating with CTranslate2")
+        self.library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
+        self.folder, self.files, self.device = folder, files, device
+        self.threads = threads or int(os.environ.get("OMP_NUM_THREADS") or cores())
+        # Sentences are spread over workers before the work on one is: threads that wait for each other at every product lose.
+        self.workers = min(self.threads, MOST_WORKERS) if device == "cpu" else 1
+        self.translator = self.open(self.workers)
+        self.drawing = self.translator if self.workers == 1 else None
         tell_fallback(folder, self.translator.compute_type)
-        self.set_seed = library.set_random_seed
         self.source_pieces, self.pieces = vocabulary.source.pieces(), vocabulary.pieces()
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
 
     @classmethod
     def converted(cls, folder: Path, vocabulary: Vocabulary) -> CTranslate2Engine:
         """From a model folder, in fp32: the translations are those of the model itself."""
-        from dragoman.translate.ct2_model import write_ctranslate2
+        return cls(folder, vocabulary, files=converted)
 
-        with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
-            write_ctranslate2(folder, Path(temporary), None)
-            return cls(Path(temporary), vocabulary)
+    def open(self, workers: int) -> Any:
+        try:
+            with self.files(self.folder) as folder:
+                return self.library.Translator(
+                    str(folder), device=self.device, inter_threads=workers, intra_threads=self.threads // workers
+                )
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"{self.folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
 
     def slots(self) -> int:
         return 2048
@@ -64,43 +90,55 @@ class CTranslate2Engine:
             raise ConfigError([told], "translate")
         if request.sample:
             self.begin_to_draw(request.seed)
-        if not attention:
-            found = self.search_batch(sources, prefixes, request) if sources else []
-            for index, hypotheses in enumerate(found):  # CTranslate2 has one limit for all, ours is a sentence's own
-                limit = request.most_ids(sources[index], prefixes[index])
-                if len(sources) > 1 and any(len(hypothesis.ids) > limit for hypothesis in hypotheses):
-                    found[index] = self.search_batch([sources[index]], [prefixes[index]], request)[0]
-            return found
-        # One by one: in a batch the attention of first words that CTranslate2 returns is not their own.
-        return [
-            self.search_batch([source], [prefix], request, attention=True)[0]
-            for source, prefix in zip(sources, prefixes, strict=True)
-        ]
+        limits = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+
+        def search(chosen: list[int], **options: Any) -> None:
+            pair = [sources[index] for index in chosen], [prefixes[index] for index in chosen]
+            limit = max(limits[index] for index in chosen)
+            for index, hypotheses in zip(chosen, self.search_batch(*pair, request, limit, **options), strict=True):
+                found[index] = hypotheses
+
+        if attention:  # one by one: in a batch the attention of first words that CTranslate2 returns is not their own
+            for chosen in by_limit(range(len(sources)), limits):
+                search(chosen, attention=True)
+        elif sources:
+            search(list(range(len(sources))))
+            # CTranslate2 has one limit for all, ours is a sentence's own; one hypothesis beyond it might have won at it.
+            longer = [n for n, each in enumerate(found) if any(len(hypothesis.ids) > limits[n] for hypothesis in each)]
+            for chosen in by_limit(longer, limits):
+                search(chosen)
+        return [hypotheses[: request.n_best] for hypotheses in found]
 
     def begin_to_draw(self, seed: int) -> None:
-        """The same seed draws the same in every process. Within one it cannot be set back: the library's threads have read it."""
+        """The same seed draws the same in every process. Within one it cannot be set back: the library's threads have read it.
+        One worker draws for all: who of several comes first is chance."""
         if CTranslate2Engine.seed not in (None, seed):
             told = f"CTranslate2 draws with one seed a process, here {CTranslate2Engine.seed}; choose engine torch for another"
             raise ConfigError([told], "translate")
         if CTranslate2Engine.seed is None:
-            self.set_seed(seed)
+            self.library.set_random_seed(seed)
             CTranslate2Engine.seed = seed
+        self.drawing = self.drawing or self.open(1)
 
     def search_batch(
         self,
         sources: list[list[int]],
         prefixes: list[list[int]],
         request: Request,
+        limit: int,
         *,
         attention: bool = False,
         without: list[list[str]] | None = None,
     ) -> list[list[Hypothesis]]:
-        results = self.translator.translate_batch(
+        translator, share = self.translator, -(-len(sources) // self.workers)
+        if request.sample:
+            translator, share = self.drawing, len(sources)
+        results = translator.translate_batch(
             [[self.source_pieces[index] for index in source[:-1]] for source in sources],
             target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
-            max_decoding_length=min(
-                POSITIONS - 1, max(request.most_ids(*each) for each in zip(sources, prefixes, strict=True))
-            ),
+            max_batch_size=1 if attention else min(share, MOST_AT_ONCE),
+            max_decoding_length=min(POSITIONS - 1, limit),
             suppress_sequences=without,
             min_decoding_length=0,
             max_input_length=0,
@@ -115,7 +153,7 @@ class CTranslate2Engine:
         ):
             # A search in torch never takes these. Here forbidding them changes all scores a little, so it is done where they come.
             never = [[self.pieces[mark]] for mark in NEVER_WRITTEN]
-            return self.search_batch(sources, prefixes, request, attention=attention, without=never)
+            return self.search_batch(sources, prefixes, request, limit, attention=attention, without=never)
         return found
 
     @staticmethod
@@ -138,7 +176,24 @@ class CTranslate2Engine:
             )
             for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
         ]
-        return sorted(found, key=lambda hypothesis: -hypothesis.score)[: request.n_best]
+        return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@contextmanager
+def converted(folder: Path) -> Iterator[Path]:
+    from dragoman.translate.ct2_model import write_ctranslate2
+
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
+        write_ctranslate2(folder, Path(temporary), None)
+        yield Path(temporary)
+
+
+def by_limit(chosen: Iterable[int], limits: list[int]) -> Iterator[list[int]]:
+    """Those of the same limit together."""
+    groups: dict[int, list[int]] = {}
+    for index in chosen:
+        groups.setdefault(limits[index], []).append(index)
+    yield from groups.values()
 
 
 def cores() -> int:
