@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def be_one(rank: int, ranks: int, store: str, out: Connection) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
     numbers, residual = torch.randn(NUMBERS), torch.zeros(wire.padded_size(NUMBERS, ranks))
     found = {
-        kind: seconds_of(lambda kind=kind: wire.sum_over(numbers, None, kind, residual), dist.barrier) / NUMBERS
+        kind: seconds_of(partial(wire.sum_over, numbers, None, kind, residual), dist.barrier) / NUMBERS
         for kind in wire.NUMBER_BYTES
     }
     if rank == 0:
