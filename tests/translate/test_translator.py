@@ -11,6 +11,7 @@ import sys
 
 import pyarrow as pa
 import pytest
+import sentencex
 import torch
 from support import dragoman
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ from dragoman.errors import ConfigError, RunError
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
 from dragoman.translate import Translator, crew
-from dragoman.translate.pieces import LONGEST, Part, cut, parts
+from dragoman.translate.pieces import LONGEST, WINDOW, Part, cut, parts, sentences
 from dragoman.translate.request import Hypothesis
 from dragoman.translate.translator import aligned
 
@@ -91,6 +92,27 @@ def test_nothing_is_too_long(echo, prepared):
     wordless = "e" * 2000
     assert echo.translate([wordless]) == [wordless], "cut inside a word, and joined without"
     assert max(map(len, echo.engine.asked)) <= LONGEST
+
+
+ENGLISH = 'Dr. Smith paid 3.50 in the U.S. (No. He did not.) "Did he? Yes." It is so, e.g. here! What now... We wait. '
+JAPANESE = "猫が好きです。「犬も。好き。」と言った。本当?はい!"
+
+
+@pytest.mark.parametrize(
+    ("language", "text"), [("en", ENGLISH), ("ja", JAPANESE), ("de", "Am 3. Mai, z.B. um 5 Uhr. ")]
+)
+@pytest.mark.parametrize("times", [1, 400])
+def test_sentences_are_found_in_windows_as_in_the_whole(monkeypatch, language, text, times):
+    whole, segment, sizes = sentencex.segment(language, text * times), sentencex.segment, []
+    monkeypatch.setattr(sentencex, "segment", lambda code, part: sizes.append(len(part)) or segment(code, part))
+    assert list(sentences(text * times, language)) == [sentence.strip() for sentence in whole]
+    assert max(sizes) <= WINDOW, "its time grows with the square of what it is given"
+    assert sum(sizes) < 4 * len(text * times) + WINDOW
+
+
+@pytest.mark.parametrize("text", ["e" * 5 * WINDOW, "a word " * WINDOW, " " * 3 * WINDOW + "x", "." * 3 * WINDOW])
+def test_a_sentence_longer_than_a_window_stays_one(text):
+    assert [sentence for sentence in sentences(text, "en") if sentence] == [text.strip()]
 
 
 def test_every_piece_of_a_cut_is_kept(prepared):

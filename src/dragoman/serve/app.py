@@ -27,7 +27,6 @@ from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-import sentencex
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
@@ -38,7 +37,6 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from dragoman import __version__
-from dragoman.data.subwords import code_of
 from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.detect import Detector
@@ -56,6 +54,7 @@ from dragoman.serve.messages import (
 )
 from dragoman.serve.reference import reference
 from dragoman.serve.refusals import BodyLimit, explain, explain_failure, explain_invalid
+from dragoman.translate.pieces import sentences as sentences_of
 from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
 
@@ -247,11 +246,7 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
             most = doors.limits.characters
             raise HTTPException(413, f"text: {len(asked.text):,} characters; at most {most:,}. Send several requests")
         refuse_surrogates(asked.text, "text")
-        sentences = [
-            (number, sentence.strip())
-            for number, paragraph in enumerate(asked.text.split("\n"))
-            for sentence in (sentencex.segment(code_of(served.source), paragraph) if paragraph.strip() else [""])
-        ]
+        sentences = await asyncio.to_thread(numbered_sentences, asked.text, served.source)
         if len(sentences) > (most := doors.limits.sentences):
             raise HTTPException(413, f"text: {len(sentences):,} sentences; at most {most:,}. Send several requests")
         doors.check([], asked.beam, 0)
@@ -268,6 +263,15 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
                 job.cancel()
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def numbered_sentences(text: str, language: str) -> list[tuple[int, str]]:
+    """With the paragraph of each; an empty paragraph is an empty sentence."""
+    return [
+        (number, sentence)
+        for number, paragraph in enumerate(text.split("\n"))
+        for sentence in (sentences_of(paragraph, language) if paragraph.strip() else [""])
+    ]
 
 
 def add_libre(app: FastAPI, doors: Doors) -> None:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import sentencex
 
@@ -13,6 +14,7 @@ from dragoman.data.subwords import EOS, Vocabulary, code_of, is_spaced
 from dragoman.errors import DataError
 
 LONGEST = 250  # subwords of a part: what is longer is split into sentences, and a longer sentence between words
+WINDOW = 2_000  # characters in which sentences are looked for at once: the time it takes grows with their square where no blanks are
 
 Alignment = list[tuple[int, int]]
 
@@ -33,10 +35,27 @@ def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, s
         return []
     if not split and len(ids) <= LONGEST:
         return [Part(ids, space, text)]
-    found = [sentence.strip() for sentence in sentencex.segment(code_of(language), text)]
+    found = list(sentences(text, language))
     encoded = zip(vocabulary.encode(found), found, strict=True)
     inside = "" if is_spaced(language) else space  # words are cut only where nothing tells them apart
     return [part for ids, sentence in encoded if ids != [EOS] for part in cut(ids, sentence, vocabulary, space, inside)]
+
+
+def sentences(text: str, language: str) -> Iterator[str]:
+    """Window by window: a sentence is believed when half a window follows it, in which an open bracket may be closed. One that
+    fills a window goes on in the next."""
+    at, begun = 0, ""
+    while at < len(text):
+        found = sentencex.segment(code_of(language), text[at : at + WINDOW])
+        if at + WINDOW < len(text):
+            found = found[: max(1, bisect_right(list(accumulate(map(len, found))), WINDOW // 2))]
+        at += sum(map(len, found))
+        begun += found[0]
+        if len(found[0]) == WINDOW and at < len(text):
+            continue
+        yield begun.strip()
+        yield from (sentence.strip() for sentence in found[1:])
+        begun = ""
 
 
 def cut(ids: list[int], sentence: str, vocabulary: Vocabulary, space: str, inside: str) -> Iterator[Part]:
