@@ -392,11 +392,12 @@ def test_the_batch_in_hand_is_waited_for_too(make, shouter):
     shouter.go.clear()
     served.batcher.submit(["x" * 80_000], wish := request_wish(served))
     until(lambda: shouter.busy.locked())
-    _, taken = served.batcher.submit(["an empty queue takes any"], wish)
     with pytest.raises(Busy) as busy:
         served.batcher.submit(["short"], wish)
     assert 5 < busy.value.seconds < 16
     shouter.go.set()
+    until(lambda: not served.batcher.in_hand)
+    _, taken = served.batcher.submit(["an idle server takes any" * 10_000], wish)
     assert taken[0].result(10)
     served.batcher.close(5)
 
@@ -456,7 +457,12 @@ def test_a_stream_has_a_limit_of_sentences(make, shouter):
     with TestClient(make(make.behind(shouter), limits=replace(make.limits, sentences=4))) as client:
         assert client.post("/v1/stream", json={"text": "a.\nb.\n\nc."}).status_code == 200
         refused = client.post("/v1/stream", json={"text": "\n" * 9})
+        endless = client.post("/v1/stream", json={"text": "Fine. " + "a" * 21})
     assert (refused.status_code, "10 sentences; at most 4" in refused.json()["detail"]) == (413, True)
+    assert (endless.status_code, endless.json()["detail"]) == (
+        413,
+        "text: a sentence of 21 characters; at most 20. Split the text",
+    )
 
 
 def test_from_the_signal_on_nobody_is_sent_here(make, shouter):

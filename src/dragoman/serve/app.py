@@ -251,6 +251,8 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
             raise HTTPException(413, f"text: {len(sentences):,} sentences; at most {most:,}. Send several requests")
         doors.check([], asked.beam, 0)
         texts = [sentence for _, sentence in sentences]
+        if (longest := max(map(len, texts))) > (most := doors.limits.characters_per_text):
+            raise HTTPException(413, f"text: a sentence of {longest:,} characters; at most {most:,}. Split the text")
         job, futures = doors.submit(served, texts, Wish(served.request_for(beam=asked.beam)))
 
         async def lines() -> AsyncIterator[str]:

@@ -82,7 +82,7 @@ class Batcher:
         self.thread.start()
 
     def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
-        """A future for every text, or Busy. An empty queue takes any request; a text without words needs no translating."""
+        """A future for every text, or Busy. An idle server takes any request; a text without words needs no translating."""
         futures: list[Future[list[Translation]]] = [Future() for _ in texts]
         job = Job(wish, deque(each for each in zip(texts, futures, strict=True) if each[0].strip()))
         job.left = sum(weight(text) for text, _ in job.texts)
@@ -91,7 +91,7 @@ class Batcher:
                 future.set_result([Translation("", 0.0, [])])
         with self.changed:
             wait = self.wait_for(job)
-            if self.closing or (self.jobs and wait > self.most_wait_seconds):
+            if self.closing or ((self.jobs or self.in_hand) and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
             if job.texts:
                 self.jobs.append(job)
