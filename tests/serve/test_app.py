@@ -416,13 +416,16 @@ def test_one_text_that_fails_fails_alone(make, shouter):
 
 
 def test_what_is_learnt_about_the_speed(make, shouter):
-    batcher = make.behind(shouter, batch_characters=4000).batcher
+    batcher = make.behind(shouter, batch_characters=4000, most_wait_seconds=1.0).batcher
     batcher.learn(40, 0.1)
     assert batcher.speed == 5000, "a small batch is slow whatever the machine"
     batcher.learn(4000, 8.0)
     assert batcher.speed < 1500, "eight seconds were slow"
     batcher.learn(4000, 0.5)
     assert batcher.speed > 2000
+    for _ in range(20):
+        batcher.learn(60, 0.6)
+    assert batcher.speed < 200, "a machine that takes so long for a few words is slow, though no large batch ever came"
     batcher.close(5)
 
 

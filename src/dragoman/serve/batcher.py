@@ -158,9 +158,10 @@ class Batcher:
             return [error]
 
     def learn(self, done: int, seconds: float) -> None:
-        """A small batch that is slow says nothing of larger ones; a long time says more than a short one."""
+        """A small batch that is slow says nothing of larger ones, unless somebody had to wait for it; a long time says more than a
+        short one."""
         speed = done / max(1e-6, seconds)
-        if speed > self.speed or done >= self.batch_characters / 2:
+        if speed > self.speed or done >= self.batch_characters / 2 or seconds > self.most_wait_seconds / 2:
             kept = MEMORY ** max(1.0, seconds)
             self.speed = kept * self.speed + (1 - kept) * speed
 
