@@ -20,7 +20,7 @@ from dragoman.cli import translating
 from dragoman.cli.main import app
 from dragoman.config.schema import Model, Subwords, Translate
 from dragoman.data.subwords import EOS, learn
-from dragoman.errors import ConfigError, RunError
+from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
 from dragoman.translate import Translator, crew
@@ -291,6 +291,18 @@ def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):
     assert all(each["text"].startswith("das") for line in lines[::2] for each in line["translations"])
     wrong = dragoman(*command, "--beam", "1", check=False)
     assert (wrong.returncode, "n_best = 2 is more than beam = 1" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_prefixes_are_one_for_each_line(folder, tmp_path, processes):
+    (tmp_path / "in").write_text("the cat\n" * 12)
+    begin = tmp_path / "begin"
+    command = ["translate", str(folder), str(tmp_path / "in"), "--prefixes", str(begin), "--processes", processes]
+    for count in (0, 11, 13):
+        begin.write_text("das\n" * count)
+        refused = CliRunner().invoke(app, command)
+        assert isinstance(refused.exception, DataError)
+        assert f"{count} prefixes for 12 texts" in str(refused.exception)
 
 
 def test_processes_share_the_machine_and_one_folder(folder, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError, Unfinished
 from dragoman.translate.ct2_engine import cores
 from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.request import Request
-from dragoman.translate.translator import Translation, Translator
+from dragoman.translate.translator import Translation, Translator, one_each
 
 MOST_AT_ONCE = 4096  # texts of one task
 
@@ -34,11 +34,11 @@ def search_together(
 ) -> list[list[Translation]]:
     """As Translator.search: `folder` and `opening` go to Translator.read, the same one in all processes; `options` go to the search;
     prefixes are dealt out with the texts."""
+    prefixes = one_each(options.pop("prefixes"), texts)
     context = multiprocessing.get_context("spawn")
     numbers: Queue[int] = context.Queue()
     for number in range(processes):
         numbers.put(number)
-    prefixes = options.pop("prefixes") or [""] * len(texts)
     size = max(1, min(MOST_AT_ONCE, -(-len(texts) // (4 * processes))))
     found: dict[int, list[list[Translation]]] = {}
     done = 0

@@ -86,9 +86,7 @@ class Translator:
         """For every text its `n_best` translations, the best first. With `split` a text may hold several sentences; a long one
         is always split. A translation begins with its prefix."""
         normal = checked(texts)
-        prefixes = checked(prefixes or [""] * len(texts))
-        if len(prefixes) != len(texts):
-            raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
+        prefixes = checked(one_each(prefixes, texts))
         space = " " if is_spaced(self.languages[1]) else ""
         source_language = self.languages[0] or "en"
         source = self.vocabulary.source
@@ -170,6 +168,15 @@ def aligned(source: list[int], target: list[int], chosen: list[Hypothesis], cut:
             pairs.add((source[source_at + most], target[target_at + number]))
         source_at, target_at = source_at + count, target_at + len(hypothesis.ids)
     return sorted(pairs)
+
+
+def one_each(prefixes: list[str] | None, texts: list[str]) -> list[str]:
+    """An empty prefix for every text where none are given."""
+    if prefixes is None:
+        return [""] * len(texts)
+    if len(prefixes) != len(texts):
+        raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
+    return prefixes
 
 
 def request_for(section: Translate, **options: Any) -> Request:
