@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from dragoman.errors import ConfigError, DragomanError, MissingExtra
 from dragoman.exporting import export
 from dragoman.model.folder import write_model
 from dragoman.runs import damage
-from dragoman.translate import Translator
+from dragoman.translate import Translator, ct2_engine
 from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import read_whole
 from dragoman.translate.torch_engine import padded
@@ -192,6 +193,25 @@ def test_what_the_engine_cannot_do_is_said(exported):
         Translator.load(exported, engine="torch")
     with pytest.raises(DragomanError, match="holds no weights to go on from"):
         export(exported, exported.parent / "again")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "workers", "threads"),
+    [("3", 3, 1), ("4,2", 4, 1), ("6", 4, 2), ("8", 4, 2), ("0", 4, 2), ("", 4, 2), ("two", 4, 2)],
+)
+def test_every_core_has_a_thread(original, exported, monkeypatch, wanted, workers, threads):
+    """On a machine of seven cores, with OMP_NUM_THREADS in every spelling."""
+    opened = []
+
+    def translator(folder, **options):
+        opened.append((options["inter_threads"], options["intra_threads"]))
+        return SimpleNamespace(compute_type="float32")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    monkeypatch.setattr(ct2_engine, "cores", lambda: 7)
+    monkeypatch.setattr(ctranslate2, "Translator", translator)
+    CTranslate2Engine(exported, original.vocabulary)
+    assert opened == [(workers, threads)]
 
 
 def test_an_export_needs_no_torch(exported):

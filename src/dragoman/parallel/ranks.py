@@ -30,6 +30,7 @@ from pathlib import Path
 import psutil
 
 from dragoman import runs
+from dragoman.parallel.threads import outermost
 
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
@@ -119,9 +120,8 @@ def set_threads(wanted: str) -> None:
     """OMP_NUM_THREADS was read when torch was imported, before anybody knew how many ranks there would be."""
     import torch
 
-    outermost = wanted.split(",")[0].strip()  # "4,1": four threads, and one in each of these
-    if outermost.isdigit():
-        torch.set_num_threads(int(outermost))
+    if threads := outermost(wanted):
+        torch.set_num_threads(threads)
 
 
 def warm() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.errors import DragomanError, Unfinished
-from dragoman.translate.ct2_engine import cores
+from dragoman.parallel.threads import cores
 from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.request import Request
 from dragoman.translate.translator import Translation, Translator, one_each

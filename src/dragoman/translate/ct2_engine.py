@@ -13,6 +13,7 @@ from typing import Any
 from dragoman import runs
 from dragoman.data.subwords import NEVER_WRITTEN, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
+from dragoman.parallel.threads import cores, outermost
 from dragoman.translate.request import Hypothesis, Request
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class CTranslate2Engine:
         self.library = require_extra("ctranslate2", "export", "translating with CTranslate2")
         self.library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
         self.folder, self.files, self.device = folder, files, device
-        self.threads = threads or int(os.environ.get("OMP_NUM_THREADS") or cores())
+        self.threads = threads or outermost(os.environ.get("OMP_NUM_THREADS", "")) or cores()
         # Sentences are spread over workers before the work on one is: threads that wait for each other at every product lose.
         self.workers = min(self.threads, MOST_WORKERS) if device == "cpu" else 1
         self.translator = self.open(self.workers)
@@ -67,8 +68,11 @@ class CTranslate2Engine:
     def open(self, workers: int) -> Any:
         try:
             with self.files(self.folder) as folder:
+                threads = -(
+                    -self.threads // workers
+                )  # five cores for four workers: rather a thread too many than an idle core
                 return self.library.Translator(
-                    str(folder), device=self.device, inter_threads=workers, intra_threads=self.threads // workers
+                    str(folder), device=self.device, inter_threads=workers, intra_threads=threads
                 )
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{self.folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
@@ -194,13 +198,6 @@ def by_limit(chosen: Iterable[int], limits: list[int]) -> Iterator[list[int]]:
     for index in chosen:
         groups.setdefault(limits[index], []).append(index)
     yield from groups.values()
-
-
-def cores() -> int:
-    """That this process may use: a container or a scheduler may give it a few of many."""
-    import loky
-
-    return int(loky.cpu_count())
 
 
 def tell_fallback(folder: Path, arithmetic: str) -> None:
