@@ -121,6 +121,20 @@ def test_an_opus_model_translates_as_transformers_does(opus, sentences, tmp_path
         assert len({text[:40] for text in translations}) > 5
 
 
+def test_an_imported_model_has_a_card_with_the_licence_of_the_original(opus, tmp_path):
+    folder = Path(shutil.copytree(opus, tmp_path / "other"))
+    (folder / "README.md").write_text(
+        "---\nlanguage:\n- en\nlicense: 'apache-2.0'\n---\n\nlicense: mit, says the text\n"
+    )
+    cards = {
+        name: (import_model(each, tmp_path / name) / "README.md").read_text()
+        for name, each in {"with": folder, "without": opus}.items()
+    }
+    assert "\nlicense: apache-2.0\n" in cards["with"]
+    assert f"Imported from `{folder}`" in cards["with"]
+    assert "Not stated." in cards["without"]
+
+
 def test_an_imported_model_goes_out_as_marian_again(opus, sentences, tmp_path):
     folder = import_model(opus, tmp_path / "model")
     out = export(folder, tmp_path / "out", kind="huggingface")

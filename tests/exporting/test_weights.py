@@ -58,6 +58,8 @@ def test_a_run_exports_its_best_checkpoint(checkpoint, tmp_path):
     assert "| validation | bleu | 30.00 |" in card
     again = (export(out, tmp_path / "again") / "README.md").read_text()  # its run is no longer at hand
     assert "| validation | bleu | 30.00 |" in again
+    assert "license: cc-by-4.0" in again
+    assert "license: mit" in (export(out, tmp_path / "other", licence="mit") / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,19 @@ def test_a_run_file_of_another_time_does_not_keep_a_sound_checkpoint_back(copied
 
 def test_scores_of_a_manifest_are_told_without_a_run(checkpoint, tmp_path):
     assert "| validation | bleu | 43.20 |" in (export(checkpoint, tmp_path / "model") / "README.md").read_text()
+
+
+def test_scores_of_a_model_without_a_run_reach_the_next_card(checkpoint, tmp_path):
+    """Evaluated after its card was written, by a path that is no longer its own."""
+    out = export(checkpoint, tmp_path / "model")
+    score = {"score": 41.5, "signature": "refs:1|case:mixed"}
+    entry = {"model": "models/old-name", "test_set": "newstest", "sentences": 3003, "scores": {"bleu": score}}
+    (out / "scores.json").write_text(json.dumps([entry]))
+    again = export(out, tmp_path / "again")
+    third = export(again, tmp_path / "third")  # which has no scores.json of its own
+    for card in ((folder / "README.md").read_text() for folder in (again, third)):
+        assert card.count("| newstest (3,003) | bleu | 41.50 | refs:1\\|case:mixed |\n") == 1
+        assert card.count("| validation | bleu | 43.20 |") == card.count("## Scores") == card.count("## Origin") == 1
 
 
 def test_an_empty_folder_is_filled_and_anything_else_is_left_alone(checkpoint, tmp_path):

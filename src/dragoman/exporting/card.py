@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from dragoman.config import recorded_config
 from dragoman.errors import DragomanError
 from dragoman.model.folder import Description
 
+RULE = "|---|---|---|---|"
 HUGGING_FACE = """python -c "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained('.'), AutoTokenizer.from_pretrained('.')
 print(tokenizer.batch_decode(model.generate(**tokenizer(['...'], return_tensors='pt')), skip_special_tokens=True))"
@@ -33,13 +35,15 @@ def card(
     quantization: str | None,
     licence: str,
 ) -> str:
-    """Of the model at `folder`, made by `run` where it is at hand; `origin` is what its manifest says."""
+    """Of the model at `folder`, made by `run` where it is at hand; `origin` is what its manifest says. Without a licence, that of
+    an earlier card."""
+    licence = licence or licence_of(folder / "README.md")
     pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
     head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
     head += [f"license: {licence}"] if licence else []
     head += ["pipeline_tag: translation", "library_name: dragoman", "tags:", "- translation", "- dragoman", "---"]
     shape = description.model
-    told = before(folder / "README.md") if run is None else []
+    told, rows = before(folder / "README.md") if run is None else ([], [])
     body = [
         f"# Translation from {pair}",
         "",
@@ -47,7 +51,8 @@ def card(
         f"{shape.heads} heads, {description.vocab_size:,} subwords, style {shape.style}. "
         f"Format: {kind}{f', weights in {quantization}' if quantization else ''}.",
         "",
-        *(told or made_of(run, folder, origin) + scores(run, folder, origin)),
+        *(told or made_of(run, folder, origin)),
+        *scores(run, folder, origin, rows),
         "## Licence",
         "",
         licence or "Not stated. Whoever publishes this model should say under which terms, as its training data allow.",
@@ -108,30 +113,47 @@ def made_of(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[
     return lines
 
 
-def before(path: Path) -> list[str]:
-    """Data, training and scores as an earlier card told them: the model was exported once already."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+def before(path: Path) -> tuple[list[str], list[str]]:
+    """Data and training as an earlier card told them, and the rows of its scores: the model was exported once already."""
+    text = text_of(path)
     start, end = text.find("\n## "), text.find("\n## Licence")
-    return [*text[start + 1 : end].splitlines(), ""] if 0 <= start < end else []
+    if not 0 <= start < end:
+        return [], []
+    told, _, table = text[start + 1 : end].partition("\n## Scores\n")
+    return [*told.rstrip().splitlines(), ""], table.partition(RULE)[2].split("\n")
+
+
+def licence_of(path: Path) -> str:
+    """What the head of a card says, also of one that Hugging Face's files came with."""
+    head = re.match(r"---\n(.*?)\n---\n", text_of(path), re.DOTALL)
+    found = re.search(r"^license: *(\S.*?) *$", head[1], re.MULTILINE) if head else None
+    return found[1].strip("'\"") if found else ""
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def words_of(source: str | None) -> str:
     return f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
 
 
-def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[str]:
+def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: list[str]) -> list[str]:
+    """Those of an earlier card, of training, and what `dragoman evaluate` found; a model without a run keeps that itself."""
     found = origin.get("scores", {}).items()
-    rows = [f"| validation | {name} | {score:.2f} | while training |" for name, score in found]
-    known = read(run.scores) if run and run.scores.is_file() else []
-    for entry in known:
-        if Path(entry["model"]).name == folder.name:
+    rows = [
+        *filter(None, before),
+        *(f"| validation | {name} | {score:.2f} | while training |" for name, score in found),
+    ]
+    for entry in read((run or runs.RunFolder(folder)).scores):
+        if run is None or Path(entry["model"]).name == folder.name:
             rows += [
                 f"| {entry['test_set']} ({entry['sentences']:,}) | {name} | {score['score']:.2f} | {escaped(score['signature'])} |"
                 for name, score in entry["scores"].items()
             ]
     if not rows:
         return []
-    return ["## Scores", "", "| set | metric | score | signature |", "|---|---|---|---|", *dict.fromkeys(rows), ""]
+    return ["## Scores", "", "| set | metric | score | signature |", RULE, *dict.fromkeys(rows), ""]
 
 
 def escaped(signature: str) -> str:

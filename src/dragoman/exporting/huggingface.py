@@ -294,7 +294,8 @@ def sided(path: Path, listed: list[str]) -> Proto:
 
 def import_model(path: str | Path, out: str | Path) -> Path:
     """A model of transformers (a folder on this disk) as a model folder at `out`, whole or not at all."""
-    from dragoman.exporting import vacant
+    from dragoman.exporting import vacant, write_card
+    from dragoman.exporting.card import licence_of
 
     source, target = Path(path), vacant(Path(out))
     if not (source / "config.json").is_file():
@@ -310,5 +311,7 @@ def import_model(path: str | Path, out: str | Path) -> Path:
             (fresh / model_folder.SOURCE_VOCABULARY).write_bytes(first)
         runs.write_text(fresh / model_folder.DESCRIPTION, model_folder.describe(description))
         read_whole(fresh)  # refused now, not by whoever uses it
-        runs.write_manifest(fresh, {"imported_from": str(source), "time": round(time.time(), 3)})
+        origin = {"imported_from": str(source), "time": round(time.time(), 3)}
+        write_card(fresh, fresh, None, origin, licence=licence_of(source / "README.md"))
+        runs.write_manifest(fresh, origin)
     return Path(out)
