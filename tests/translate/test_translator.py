@@ -254,6 +254,35 @@ def test_numbers_that_mean_nothing_are_refused(echo, wish):
         echo.request(**wish)
 
 
+@pytest.mark.parametrize(
+    ("options", "beam"),
+    [
+        ({}, 6),
+        ({"n_best": 3}, 6),
+        ({"n_best": 8}, 8),
+        ({"groups": 4}, 8),
+        ({"n_best": 9, "groups": 2}, 10),
+        ({"beam": 2, "n_best": 2}, 2),
+        ({"n_best": 8, "sample": True}, 6),
+    ],
+)
+def test_the_beam_of_the_model_is_kept_or_made_wider(prepared, options, beam):
+    assert Translator(Echo(), prepared.vocabulary, Translate(beam=6)).request(**options).beam == beam
+
+
+def test_n_best_from_the_command_line_keeps_the_beam_of_the_model(folder, tmp_path, monkeypatch):
+    copied = shutil.copytree(folder, tmp_path / "model")
+    (copied / "model.toml").write_text((folder / "model.toml").read_text().replace("beam = 4", "beam = 6"))
+    (tmp_path / "in").write_text("the cat\n")
+    wide = []
+    search = Translator.search
+    monkeypatch.setattr(
+        Translator, "search", lambda *given, **options: wide.append(given[2].beam) or search(*given, **options)
+    )
+    assert CliRunner().invoke(app, ["translate", str(copied), str(tmp_path / "in"), "--n-best", "2"]).exit_code == 0
+    assert wide == [6]
+
+
 def test_no_two_batches_draw_alike(folder, monkeypatch):
     seeds = []
     monkeypatch.setattr(torch, "manual_seed", seeds.append)

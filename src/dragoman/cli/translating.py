@@ -83,8 +83,6 @@ def translate(
         "beam": beam, "length_penalty": length_penalty, "n_best": n_best, "groups": groups, "diversity": diversity,
         "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
     }  # fmt: skip
-    if beam is None and not sample and n_best > 1:
-        asked["beam"] = max(n_best, 4)
     opening = {"device": device, "engine": engine, "precision": precision}
     options: dict[str, Any] = {
         "prefixes": given, "split": split, "alignment": alignments, "batch_tokens": batch_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,15 @@ def one_each(prefixes: list[str] | None, texts: list[str]) -> list[str]:
 
 
 def request_for(section: Translate, **options: Any) -> Request:
-    """The model's own way to search, changed by what is not None."""
+    """The model's own way to search, changed by what is not None. Its beam is made wider where more is asked for than it finds, and
+    whole groups of hypotheses are."""
     own = {key: getattr(section, key) for key in ("beam", "length_penalty", "extra_length")}
     given = {key: value for key, value in options.items() if value is not None}
-    return Request(**own | given).check()
+    wanted = Request(**own | given)
+    if "beam" not in given and not wanted.sample:
+        groups = max(1, wanted.groups)
+        wanted = replace(wanted, beam=-(-max(wanted.beam, wanted.n_best) // groups) * groups)
+    return wanted.check()
 
 
 def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, precision: str) -> Engine:
