@@ -81,6 +81,21 @@ def test_several_models_by_language_or_name(make, shouter):
         assert client.get("/languages").json()[0] == {"code": "de", "name": "de", "targets": ["en", "fr"]}
 
 
+def test_languages_are_found_however_they_are_spelled(make):
+    pairs = {"one": ("eng", "deu"), "two": ("en-GB", "fr"), "three": ("en-US", "fr"), "four": ("fr", "de-AT")}
+    with TestClient(make(*(make.behind(make.shouter(), name, *pair) for name, pair in pairs.items()))) as client:
+
+        def model(source, target):
+            return client.post("/v1/translate", json={"texts": ["a"], "source": source, "target": target}).json()
+
+        assert model("en", "de")["model"] == model("EN_us", "ger")["model"] == "one"
+        assert model("en-US", "fr")["model"] == "three", "as it is spelled before anything else"
+        assert "several models fit: two (en-GB to fr), three (en-US to fr)" in model("en", "fr")["detail"]
+        assert "no model for that" in model("de", "en")["detail"]
+        libre = client.post("/translate", json={"q": "a", "source": "fr", "target": "de"})
+        assert libre.json() == {"translatedText": "A"}
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "words"),
     [

@@ -37,6 +37,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from dragoman import __version__
+from dragoman.data.subwords import code_of
 from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.detect import Detector
@@ -101,16 +102,26 @@ class Doors:
         """The one model that is meant; an error names what there is."""
         if source in ("auto", ""):
             source = None
-        fitting = [
-            each
-            for each in self.served
-            if model in (None, each.name) and source in (None, each.source) and target in (None, each.target)
-        ]
+        fitting = self.fitting(model, source, target)
         if not fitting or len({(each.source, each.target) for each in fitting}) > 1:
             there = ", ".join(f"{each.name} ({each.source} to {each.target})" for each in fitting or self.served)
             words = "several models fit" if fitting else "no model for that; there are"
             raise HTTPException(404, f"{words}: {there}. Name source and target, or model")
         return fitting[0]
+
+    def fitting(self, model: str | None, source: str | None, target: str | None) -> list[Served]:
+        """Languages as the models spell them, or where none does, however they are spelled: de-AT and deu are de."""
+        for spelled in (str, code_of):
+            found = [
+                each
+                for each in self.served
+                if model in (None, each.name)
+                and (source is None or spelled(source) == spelled(each.source))
+                and (target is None or spelled(target) == spelled(each.target))
+            ]
+            if found:
+                return found
+        return []
 
     async def detect(self, text: str) -> list[tuple[str, float]]:
         """In a thread: loading the identifier takes a second, the first time."""
@@ -121,7 +132,7 @@ class Doors:
 
     async def source_of(self, source: str, target: str, texts: list[str]) -> tuple[str, float]:
         """The language that is named, or the only one that can be meant, or the likeliest of several; and how sure that is, in per cent."""
-        possible = {each.source for each in self.served if each.target == target}
+        possible = {each.source for each in self.fitting(None, None, target)}
         if source not in ("auto", "") or len(possible) < 2:
             return source, 100.0
         return next(each for each in await self.detect(" ".join(texts)) if each[0] in possible)
