@@ -47,7 +47,7 @@ def test_describes_itself(client):
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json() == {"status": "ready"}
     about = client.get("/v1/models").json()
-    assert about["models"] == [{"name": "demo", "source": "en", "target": "de"}]
+    assert about["models"] == [{"name": "demo", "source": "en", "target": "de", "spaced": True}]
     assert about["limits"]["texts"] == 3
     page = client.get("/")
     assert "<title>dragoman</title>" in page.text

@@ -27,11 +27,12 @@ def browser():
 
 @pytest.fixture
 def address(make, shouter):
-    """A real server in a thread: English to German and back."""
+    """A real server in a thread: English to German and back, and to Japanese."""
     from dataclasses import replace
 
     limits = replace(make.limits, characters_per_text=200, characters=400, body_bytes=4000)
-    app = make(make.behind(shouter), make.behind(make.shouter(), "back", "de", "en"), limits=limits)
+    others = ("back", "de", "en"), ("third", "en", "ja")
+    app = make(make.behind(shouter), *(make.behind(make.shouter(), *each) for each in others), limits=limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -94,6 +95,14 @@ def test_a_text_of_many_lines_says_what_it_does_without(page):
     page.click("#go")
     playwright.expect(page.locator("#time")).to_contain_text("alternatives and words on hover are for up to 2,000")
     shown(page, "A\nB\nC\nD")
+
+
+def test_sentences_are_joined_as_their_language_does(page):
+    for language, text in (("de", "ONE. TWO.\nC\nD\nE"), ("ja", "ONE.TWO.\nC\nD\nE")):
+        page.select_option("#target", language)
+        page.fill("#text", "One. Two.\nc\nd\ne")
+        page.click("#go")
+        shown(page, text)
 
 
 def test_swap_the_languages(page):

@@ -37,7 +37,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from dragoman import __version__
-from dragoman.data.subwords import code_of
+from dragoman.data.subwords import code_of, is_spaced
 from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.detect import Detector
@@ -381,7 +381,10 @@ def add_facts(app: FastAPI, doors: Doors) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        known = [{"name": each.name, "source": each.source, "target": each.target} for each in doors.served]
+        known = [
+            {"name": each.name, "source": each.source, "target": each.target, "spaced": is_spaced(each.target)}
+            for each in doors.served
+        ]
         return {"models": known, "limits": asdict(doors.limits), "needs_key": bool(doors.keys.keys)}
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
