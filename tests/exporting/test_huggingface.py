@@ -273,6 +273,7 @@ def test_what_cannot_be_imported_is_named_and_nothing_is_written(opus, tmp_path,
         ("vocab.json", {"▁house": 9999}, "has no row 9999 in model.shared.weight"),
         ("vocab.json", {"▁house": "five"}, "'▁house' has no whole number"),
         ("config.json", {"decoder_start_token_id": 9999}, "has no row 9999"),
+        ("config.json", {"decoder_start_token_id": "5"}, "decoder_start_token_id = '5' is no whole number"),
         ("config.json", None, "config.json: is no JSON object"),
     ],
 )

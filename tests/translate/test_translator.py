@@ -231,6 +231,8 @@ def test_folders_that_are_not_what_they_should_be(folder, tmp_path):
         (re.sub("vocab_size = .*", 'vocab_size = "x"', whole), "vocab_size = 'x' is no number of subwords"),
         (re.sub("vocab_size = .*", "vocab_size = -3", whole), "vocab_size = -3 is no number of subwords"),
         (whole.replace("source_lang", "source_long"), "source_lang is missing"),
+        (whole.replace('source_lang = "en"', "source_lang = 5"), "damaged (5 is no language)"),
+        (whole.replace('target_lang = "de"', 'target_lang = ["de"]'), "damaged (['de'] is no language)"),
         (whole[:40], "damaged"),
         ("\x00", "damaged"),
     ):

@@ -231,6 +231,8 @@ def order(numbers: dict[str, int], config: dict[str, Any], folder: Path) -> list
     rest = [number for piece, number in sorted(numbers.items(), key=lambda entry: entry[1]) if piece not in special]
     start = config.get("decoder_start_token_id")
     start = numbers["<pad>"] if start is None else start
+    if not isinstance(start, int):
+        raise RunError(f"{folder}/config.json: decoder_start_token_id = {start!r} is no whole number")
     return [numbers["<pad>"], numbers["</s>"], start, numbers["<unk>"], *rest]
 
 

@@ -100,6 +100,7 @@ def read_description(folder: Path) -> Description:
             if not isinstance(size, int) or size < (name == "vocab_size"):
                 problems.append(f"{name} = {size!r} is no number of subwords")
         languages = content["source_lang"], content["target_lang"]
+        problems += [f"{language!r} is no language" for language in languages if not isinstance(language, str)]
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
         raise RunError(f"{path}: damaged ({error})") from None
     except KeyError as error:
