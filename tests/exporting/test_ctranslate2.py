@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
 
 from dragoman.data.subwords import BOS, EOS, PAD
-from dragoman.errors import ConfigError, DragomanError, MissingExtra
+from dragoman.errors import ConfigError, DragomanError, MissingExtra, RunError
 from dragoman.exporting import export
 from dragoman.model.folder import write_model
 from dragoman.runs import damage
@@ -307,6 +308,17 @@ def test_the_seed_of_a_process(checkpoint, sentences, monkeypatch):
     translator.translate(sentences[:2], sample=True, seed=3)
     with pytest.raises(ConfigError, match="one seed a process, here 3; choose engine torch"):
         translator.translate(sentences[:2], sample=True, seed=4)
+
+
+def test_a_checkpoint_that_is_gone_before_the_first_drawing(checkpoint, sentences, tmp_path, monkeypatch):
+    monkeypatch.setattr(CTranslate2Engine, "seed", None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    translator = Translator.load(folder, "cpu", engine="ctranslate2")
+    shutil.rmtree(folder)
+    assert translator.translate(sentences[:2])
+    with pytest.raises(RunError, match=f"{folder}: is gone since it was read, and drawing reads it again"):
+        translator.translate(sentences[:2], sample=True, seed=3)
 
 
 DRAW = """

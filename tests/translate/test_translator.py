@@ -24,6 +24,7 @@ from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
 from dragoman.translate import Translator, crew
+from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.pieces import LONGEST, WINDOW, Part, cut, parts, sentences
 from dragoman.translate.request import Hypothesis
 from dragoman.translate.translator import aligned
@@ -334,6 +335,22 @@ def test_prefixes_are_one_for_each_line(folder, tmp_path, processes):
         refused = CliRunner().invoke(app, command)
         assert isinstance(refused.exception, DataError)
         assert f"{count} prefixes for 12 texts" in str(refused.exception)
+
+
+def test_one_process_of_ctranslate2_draws_for_all(folder, tmp_path, monkeypatch):
+    """As each goes on drawing where it was, the same seed would not draw the same again."""
+    pytest.importorskip("ctranslate2")
+    (tmp_path / "in").write_text("the cat\n" * 3)
+    command = ["translate", str(folder), str(tmp_path / "in"), "--processes", "2", "--device", "cpu", "--engine"]
+    shared = []
+    monkeypatch.setattr(crew, "search_together", lambda number, *_: shared.append(number) or [])
+    monkeypatch.setattr(CTranslate2Engine, "seed", None)
+    for engine in ("auto", "ctranslate2"):
+        drawn = CliRunner().invoke(app, [*command, engine, "--sample"])
+        assert (drawn.exit_code, drawn.stdout.count("\n"), shared) == (0, 3, [])
+    for more in (["torch", "--sample"], ["ctranslate2"]):
+        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+    assert shared == [2, 2]
 
 
 def test_processes_share_the_machine_and_one_folder(folder, tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def translate(
     from dragoman.model.folder import read_description
     from dragoman.translate import Translator, crew
     from dragoman.translate.models import find_model
-    from dragoman.translate.translator import request_for
+    from dragoman.translate.translator import request_for, takes_ctranslate2
 
     asked = {
         "beam": beam, "length_penalty": length_penalty, "n_best": n_best, "groups": groups, "diversity": diversity,
@@ -90,6 +90,8 @@ def translate(
     as_json = n_best > 1 or scores or alignments
     folder = find_model(model)  # once: while a run trains its best checkpoint may become another one
     together = processes or crew.usual_number(folder, device, engine)
+    if sample and together > 1 and takes_ctranslate2(folder, **opening):
+        together = 1  # which of several gets which lines is chance, and each goes on drawing where it was
     if texts is not None and together > 1 and len(texts) > together:
         request = request_for(read_description(folder).translate, **asked)
         with progress.shown() as shown:

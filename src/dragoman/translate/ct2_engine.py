@@ -66,6 +66,10 @@ class CTranslate2Engine:
         return cls(folder, vocabulary, files=converted)
 
     def open(self, workers: int) -> Any:
+        if not self.folder.is_dir():
+            raise RunError(
+                f"{self.folder}: is gone since it was read, and drawing reads it again. Name a model that is kept"
+            )
         try:
             with self.files(self.folder) as folder:
                 threads = -(

@@ -203,13 +203,19 @@ def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, 
             [f"engine ctranslate2 converts for the CPU, not for {device}; export it first, or choose torch"],
             "translate",
         )
-    if engine == "ctranslate2" or (engine == "auto" and precision == "auto" and prefers_ctranslate2(device)):
+    if takes_ctranslate2(folder, device, engine, precision):
         return CTranslate2Engine.converted(folder, vocabulary)
     from dragoman.parallel.mesh import pick_device  # torch only where it is needed
     from dragoman.translate.torch_engine import TorchEngine
 
     model, _, _ = read_whole(folder)
     return TorchEngine(model.to(pick_device(device)), precision)
+
+
+def takes_ctranslate2(folder: Path, device: str, engine: str, precision: str) -> bool:
+    if engine == "ctranslate2" or is_ctranslate2(folder):
+        return True
+    return engine == "auto" and precision == "auto" and prefers_ctranslate2(device)
 
 
 def prefers_ctranslate2(device: str) -> bool:
