@@ -120,6 +120,11 @@ def test_a_megabyte_without_a_space_is_refused_in_words(address):
             ("/v1/translate", {"texts": [endless]}, "texts.0: 1,000,000 characters; at most 10,000. Split the text"),
             ("/v1/stream", {"text": endless}, "text: 1,000,000 characters; at most 200,000. Send several requests"),
             (
+                "/v1/stream",
+                {"text": endless[:20_000]},
+                "text: a sentence of 20,000 characters; at most 10,000. Split the text",
+            ),
+            (
                 "/translate",
                 {"q": endless, "target": "de"},
                 "texts.0: 1,000,000 characters; at most 10,000. Split the text",
@@ -130,7 +135,7 @@ def test_a_megabyte_without_a_space_is_refused_in_words(address):
             assert (answer.status_code, list(answer.json().values())) == (413, [words])
         most = client.post("/v1/translate", json={"texts": [endless[:10_000]]})
         assert (most.status_code, bool(most.json()["translations"][0])) == (200, True), "what is allowed is translated"
-        stream = client.post("/v1/stream", json={"text": endless[:20_000]})
+        stream = client.post("/v1/stream", json={"text": endless[:10_000]})
         assert json.loads(stream.text)["translation"]
 
 
