@@ -117,6 +117,15 @@ def test_other_settings_do_not_go_on_from_there(corpus):
     assert "duplicate" not in prepare(changed, "test", workers=1).manifest["train"]["dropped"]
 
 
+def test_another_version_does_not_go_on_from_there(corpus):
+    """What it cleans, learns and encodes may differ: no vocabulary, no ids and no cleaned text of the other is used or left."""
+    with pytest.raises(Stop):
+        prepare(config_for(corpus, SHARDS), "older", workers=1, progress=stop_at("encoding train", 4))
+    assert stages_of(config_for(corpus, SHARDS), workers=1) >= {"cleaning train", "learning subwords", "encoding train"}
+    assert PreparedData(corpus / "out").manifest == expected(corpus)
+    assert len(list((corpus / "out").glob("cleaned-*"))) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "stages"),
     [

@@ -76,7 +76,10 @@ def prepare(
     check_inputs(config.data)
     if config.subwords.model:
         Vocabulary(config.subwords.model)
-    with runs.kept_folder(folder, key, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
+    begun = runs.digest_of(
+        [key, stages]
+    )  # with our version: an upgrade does not go on with half of the older one's work
+    with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
             take_over(folder, fresh, stages)
             manifest = Preparation(fresh, fresh / cleaned_name(stages), config, crew, progress).run()
