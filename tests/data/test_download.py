@@ -24,6 +24,9 @@ def origin(monkeypatch):
         yield origin
 
 
+CUT_OFF = [100_000, 0]  # something comes, and then the line is dead
+
+
 def archive(origin, *paths, checksum=SHA):
     return Archive("a.tgz", tuple(origin.url(path) for path in paths or ["/a.tgz"]), len(BODY), checksum)
 
@@ -50,9 +53,31 @@ def test_a_cut_connection_is_resumed_within_one_run(origin, tmp_path):
     assert [asked for _, asked in origin.requests] == [None, "bytes=100000-", "bytes=150000-"]
 
 
+def test_a_line_that_keeps_cutting_brings_the_file_in_the_end(origin, tmp_path):
+    """However often, and with pauses in which nothing comes: only tries that bring nothing count."""
+    origin.cut_after = [20_000, 0, 0, 0] * 14
+    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert len(origin.requests) == 57
+
+
+@pytest.mark.parametrize("checksum", [SHA, ""])
+def test_it_does_so_by_any_of_two_addresses(origin, tmp_path, monkeypatch, checksum):
+    """Runs that stop early, each after a little more: nothing that came is lost to the other address."""
+    monkeypatch.setattr(download, "TRIES", 1)
+    origin.files["/b.tgz"] = BODY
+    both = archive(origin, "/a.tgz", "/b.tgz", checksum=checksum)
+    for _ in range(3):
+        origin.cut_after = [40_000, 0, 40_000, 0]
+        with pytest.raises(DataError, match="goes on where it stopped"):
+            fetch(both, tmp_path)
+    assert fetch(both, tmp_path).read_bytes() == BODY
+    assert origin.requests[-1] == ("/a.tgz", f"bytes={6 * 40_000 if checksum else 3 * 40_000}-")
+    assert names(tmp_path) == ["a.tgz"]
+
+
 def test_a_later_run_goes_on_where_the_first_stopped(origin, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TRIES", 1)
-    origin.cut_after = [100_000]
+    origin.cut_after = CUT_OFF[:]
     with pytest.raises(DataError, match=r"cut after 100,000 of 300,000 bytes.*goes on where it stopped"):
         fetch(archive(origin), tmp_path)
     assert names(tmp_path) == ["a.tgz.part", "a.tgz.part.json"]
@@ -64,7 +89,7 @@ def test_a_later_run_goes_on_where_the_first_stopped(origin, tmp_path, monkeypat
 def test_a_file_that_changed_in_between_begins_anew(origin, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TRIES", 1)
     origin.files["/a.tgz"] = BODY[::-1]
-    origin.cut_after = [100_000]
+    origin.cut_after = CUT_OFF[:]
     with pytest.raises(DataError):
         fetch(archive(origin), tmp_path)
     origin.files["/a.tgz"], origin.etag = BODY, '"two"'
@@ -75,8 +100,11 @@ def test_a_file_that_changed_in_between_begins_anew(origin, tmp_path, monkeypatc
 def test_a_version_that_cannot_be_told_begins_anew(origin, tmp_path, etag):
     origin.etag = etag
     origin.cut_after = [100_000]
-    assert fetch(archive(origin), tmp_path).read_bytes() == BODY
+    assert fetch(archive(origin, checksum=""), tmp_path).read_bytes() == BODY
     assert [asked for _, asked in origin.requests] == [None, None]
+    origin.cut_after = [100_000]
+    assert fetch(archive(origin), tmp_path / "guarded").read_bytes() == BODY
+    assert origin.requests[-1][1] == "bytes=100000-", "its checksum tells"
 
 
 def test_a_server_without_ranges_sends_all_again(origin, tmp_path):
@@ -91,7 +119,7 @@ def test_a_server_that_always_cuts_is_given_up(origin, tmp_path):
     origin.cut_after = [100_000] * 50
     with pytest.raises(DataError, match="cut after 100,000"):
         fetch(archive(origin), tmp_path)
-    assert len(origin.requests) <= download.TRIES
+    assert len(origin.requests) == 1 + download.TRIES
 
 
 def test_a_part_that_is_whole_already_is_accepted(origin, tmp_path, monkeypatch):
@@ -131,7 +159,7 @@ def test_the_same_files_packed_by_somebody_else(origin, tmp_path, failure, monke
     monkeypatch.setattr(download, "TRIES", 1)
     paths = {"404": "/gone.tgz", "cut": "/a.tgz", "wrong": "/wrong.tgz"}
     origin.files |= {"/wrong.tgz": b"not it", "/other.zip": b"the same files"}
-    origin.cut_after = [100_000] * (failure == "cut")
+    origin.cut_after = CUT_OFF * (failure == "cut")
     stand_in = Archive("a.tgz.repacked.zip", (origin.url("/other.zip"),))
     path = fetch(replace(archive(origin, paths[failure]), instead=stand_in), tmp_path)
     assert (path.name, path.read_bytes()) == ("a.tgz.repacked.zip", b"the same files")
@@ -144,19 +172,23 @@ def test_the_same_files_packed_by_somebody_else(origin, tmp_path, failure, monke
 
 def test_a_failing_first_mirror_does_not_cost_what_the_second_brought(origin, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TRIES", 1)
-    origin.cut_after = [100_000]
+    origin.cut_after = CUT_OFF[:]
     with pytest.raises(DataError, match="404"):
         fetch(archive(origin, "/gone.tgz", "/a.tgz"), tmp_path)
     fetch(archive(origin, "/gone.tgz", "/a.tgz"), tmp_path)
     assert origin.requests[-1] == ("/a.tgz", "bytes=100000-")
 
 
-def test_what_one_mirror_brought_is_not_continued_by_another(origin, tmp_path, monkeypatch):
+@pytest.mark.parametrize("checksum", [SHA, ""])
+def test_what_another_mirror_brought_spoils_nothing(origin, tmp_path, monkeypatch, checksum):
+    """Where a checksum tells, it is gone on with, and left when it turns out to be another file's; else it is not touched."""
     monkeypatch.setattr(download, "TRIES", 1)
     origin.files["/other.tgz"] = BODY[::-1]
-    origin.cut_after = [100_000]
-    assert fetch(archive(origin, "/other.tgz", "/a.tgz"), tmp_path).read_bytes() == BODY
-    assert origin.requests[-1] == ("/a.tgz", None)
+    origin.cut_after = CUT_OFF[:]
+    assert fetch(archive(origin, "/other.tgz", "/a.tgz", checksum=checksum), tmp_path).read_bytes() == BODY
+    taken_up = [("/a.tgz", "bytes=100000-")] if checksum else []
+    assert origin.requests[2:] == [*taken_up, ("/a.tgz", None)]
+    assert names(tmp_path) == ["a.tgz"]
 
 
 def test_redirects_are_followed(origin, tmp_path):

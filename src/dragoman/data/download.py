@@ -1,7 +1,8 @@
 """Files from the network: resumed where they stopped, checked, from the first mirror that serves them.
 
 folder/NAME appears when it is whole and its checksum is right; until then NAME.part grows, and NAME.part.json says which
-version of which address it is a beginning of.
+version of which address it is a beginning of. Where a checksum guards the file, any address goes on with what another brought;
+where none does, every address has a part of its own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 from dragoman import runs
 from dragoman.errors import DataError, RunError
 
-TRIES = 5  # a mirror that cuts the connection is asked again while it brings something
+TRIES = 5  # on end that bring nothing: then a mirror that brought something is left
 PAUSE_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 CHUNK_BYTES = 1 << 18
+PART = re.compile(r"(\.[0-9a-f]{8})?\.part$")
 NETWORK_ERRORS = (OSError, http.client.HTTPException)  # urllib's own errors are OSErrors
 
 
@@ -69,36 +71,52 @@ def served(
         return path
     folder.mkdir(parents=True, exist_ok=True)
     for url in archive.urls:
+        part = part_of(path, url, archive.checksum)
+        foreign = size_of(part) and not beginning(url, part)
         try:
-            part = receive_whole(url, path, progress, silence_s)
+            receive_whole(url, part, progress, silence_s, guarded=bool(archive.checksum))
+            if foreign and checksum_of(part, archive.checksum) != archive.checksum:  # by its beginning, perhaps
+                part.unlink()
+                receive_whole(url, part, progress, silence_s, guarded=True)
             accept(part, path, archive.checksum)
-            return path
         except MirrorFailed as problem:
             problems.append(f"{url}: {problem}")
+            continue
+        for other in (part_of(path, url, archive.checksum) for url in archive.urls):
+            other.unlink(missing_ok=True)
+            state_path(other).unlink(missing_ok=True)
+        return path
     return None
 
 
-def receive_whole(url: str, path: Path, progress: runs.Progress, silence_s: float) -> Path:
-    """The .part file with all its bytes; cut connections are taken up again while each brings something new."""
-    part = path.with_name(path.name + ".part")
-    for attempt in range(1, TRIES + 1):
+def part_of(path: Path, url: str, checksum: str) -> Path:
+    return path.with_name(f"{path.name}.part" if checksum else f"{path.name}.{runs.digest_of(url)[:8]}.part")
+
+
+def receive_whole(url: str, part: Path, progress: runs.Progress, silence_s: float, *, guarded: bool) -> None:
+    """The .part file with all its bytes; cut connections are taken up again as long as something new comes now and then."""
+    brought, barren, furthest = False, 0, size_of(part)
+    while True:
         before = size_of(part)
         try:
-            receive(url, part, progress, silence_s)
-            return part
+            return receive(url, part, progress, silence_s, guarded=guarded)
         except MirrorFailed:
-            if attempt == TRIES or size_of(part) == before:
+            size = size_of(part)
+            barren = 0 if size > furthest else barren + 1
+            furthest, brought = max(furthest, size), brought or size != before
+            if not brought or barren >= TRIES:
                 raise
         time.sleep(PAUSE_SECONDS)
-    raise AssertionError("the loop returns or raises")
 
 
-def receive(url: str, part: Path, progress: runs.Progress, silence_s: float) -> None:
-    """One request: the rest of the .part file where the server still has the same version, all of it where not."""
+def receive(url: str, part: Path, progress: runs.Progress, silence_s: float, *, guarded: bool) -> None:
+    """One request: the rest of the .part file where the server still has the same version, or where a checksum tells later
+    whether it had; all of it where not."""
     state = beginning(url, part)
     request = urllib.request.Request(url, headers={"User-Agent": "dragoman", "Accept-Encoding": "identity"})
-    if state:
+    if size_of(part) and (state or guarded):
         request.add_header("Range", f"bytes={size_of(part)}-")
+    if state:
         request.add_header("If-Range", state["version"])
     try:
         response = urllib.request.urlopen(request, timeout=silence_s)
@@ -124,7 +142,7 @@ def receive(url: str, part: Path, progress: runs.Progress, silence_s: float) -> 
 
 def append(part: Path, response: Any, start: int, total: int, progress: runs.Progress) -> None:
     began, done = time.monotonic(), start
-    stage = f"getting {part.name.removesuffix('.part')}"
+    stage = f"getting {PART.sub('', part.name)}"
     with part.open("r+b" if start else "wb") as file:
         file.seek(start)
         for chunk in chunks(response):
