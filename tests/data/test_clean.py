@@ -117,6 +117,20 @@ def test_a_side_of_the_validation_set_is_no_training_text():
     assert reason(("why", "warum"), short) == "in validation or test set"
 
 
+@pytest.mark.parametrize(
+    "damaged", ["It&apos;s a nice day in Köln", "It's a nice day in KÃ¶ln", "<b>It's</b> a nice day in Köln"]
+)
+def test_a_held_out_sentence_is_known_however_either_was_damaged(damaged):
+    """Training text is repaired before it is compared, validation and test sets are taken as they are."""
+    sound = "It's a nice day in Köln"
+    for training, held_out in ((damaged, sound), (sound, damaged), (damaged, damaged)):
+        assert reason((training, "x"), [(held_out, "y")]) == "in validation or test set"
+    assert (
+        reason(("It&apos;s a nice day", "x"), [("It&apos;s a nice day", "y")], html="keep")
+        == "in validation or test set"
+    )
+
+
 def test_wrong_language():
     pytest.importorskip("py3langid")
     english, german = (

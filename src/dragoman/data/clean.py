@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,10 +146,13 @@ def copied(spaced: Spaced) -> Filter:
     )
 
 
-def held_out_before(held_out: Iterable[Pair], spaced: Spaced) -> Filter:
+def held_out_before(held_out: Iterable[Pair], spaced: Spaced, repairs: Iterable[Repair]) -> Filter:
     """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
-    everybody's: such a pair goes only if both of its sides are held out."""
-    known = [one_of(text_of(side)) for side in zip(*held_out, strict=True)]
+    everybody's: such a pair goes only if both of its sides are held out. Training text is compared as it is after repairs, so
+    held-out text is too."""
+    known = [
+        one_of(reduce(lambda text, mend: mend(text), repairs, text_of(side))) for side in zip(*held_out, strict=True)
+    ]
 
     def overlap(block: Block) -> Bools:
         if not known:
@@ -337,7 +340,7 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
         (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
         (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),
         (section.copies, "copy of the source", copied(spaced)),
-        (section.overlap, "in validation or test set", held_out_before(held_out, spaced)),
+        (section.overlap, "in validation or test set", held_out_before(held_out, spaced, repairs.values())),
     ]
     checks: list[Check] = [digits_differ] if section.digits else []
     checks += [wrong_language(languages)] if section.language else []
