@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,20 @@ def test_a_held_out_sentence_is_known_however_either_was_damaged(damaged):
         reason(("It&apos;s a nice day", "x"), [("It&apos;s a nice day", "y")], html="keep")
         == "in validation or test set"
     )
+
+
+def test_marks_tell_words_apart_and_both_ways_to_write_a_letter_are_one():
+    """In Hindi and Thai vowels are marks: कि, की and के are three words."""
+    hindi, thai = ("यह की घर है", "यह के घर है"), ("น้ำ มัน ดี มาก", "นำ มั่น ดี มาก")
+    for one, other in (hindi, thai):
+        assert reason((one, "x"), [(one, "y")]) == "in validation or test set"
+        assert reason((one, "x"), [(other, "y")]) is None
+        assert len(clean.letters(clean.text_of([one, other])).unique()) == 2
+    for text in ("Ein schöner Tag für Ärzte", "Một ngày rất đẹp ở đây, phải không?", "x" * 31 + "é ö ü ä"):
+        two_ways = [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
+        assert reason((two_ways[0], "x"), [(two_ways[1], "y")]) == "in validation or test set"
+        assert reason((two_ways[1], "x"), [(two_ways[0], "y")]) == "in validation or test set"
+        assert len(clean.letters(clean.text_of(two_ways)).unique()) == 1
 
 
 def test_wrong_language():

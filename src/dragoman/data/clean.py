@@ -169,7 +169,9 @@ def one_of(texts: Text) -> Callable[[Text], Bools]:
     beginnings = text_of({text[:length] for text in known.to_pylist() for length in range(BEGINNING + 1)})
 
     def are_known(lines: Text) -> Bools:
-        first = pc.utf8_slice_codeunits(unpunctuated(pc.utf8_slice_codeunits(lines, 0, 2 * BEGINNING)), 0, BEGINNING)
+        cut = unpunctuated(pc.utf8_slice_codeunits(lines, 0, 2 * BEGINNING))
+        cut = pc.replace_substring_regex(cut, r".\p{M}*$", "")  # marks of the last letter may have been cut off
+        first = pc.utf8_slice_codeunits(cut, 0, BEGINNING)
         found = bools(pc.is_in(first, beginnings))
         found[found] = bools(pc.is_in(unpunctuated(lines.filter(pa.array(found))), known))
         return found
@@ -179,13 +181,18 @@ def one_of(texts: Text) -> Callable[[Text], Bools]:
 
 def unpunctuated(texts: Text) -> Text:
     """Letters and digits, without case."""
-    return pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
+    return pc.replace_substring_regex(composed(texts), r"[^\p{L}\p{M}\p{N}]+", "")
 
 
 def letters(texts: Text) -> Text:
     """Letters alone, without case. A text without any stands for itself."""
-    found = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}]+", "")
+    found = pc.replace_substring_regex(composed(texts), r"[^\p{L}\p{M}]+", "")
     return pc.if_else(pc.equal(found, ""), texts, found)
+
+
+def composed(texts: Text) -> Text:
+    """Without case, and every letter as one with its marks as far as there is such a one: vowels of Hindi or Thai are marks."""
+    return pc.utf8_lower(pc.utf8_normalize(texts, "NFC"))
 
 
 # --- checks of one pair, in Python -------------------------------------------------------------------------
