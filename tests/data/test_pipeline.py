@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from dragoman.config import to_toml
 from dragoman.data import ray_crew
 from dragoman.data.encode import PreparedData
 from dragoman.data.prepare import prepare
+from dragoman.data.shards import chunks
 from dragoman.data.workers import Crew
 from dragoman.errors import DataError, RunError, Unfinished
 
@@ -60,6 +62,16 @@ def test_the_number_of_processes_does_not_matter(corpus, workers, more):
     if not more:
         other = prepare(config_for(corpus, "data.shard_pairs=1000", out="one"), "test", workers=workers).manifest
         assert other["digest"] == manifest["digest"]  # nor does the size of shards
+
+
+def test_a_shard_of_long_lines_is_no_larger_than_memory_allows():
+    """100,000 pairs of 20 kB a side would be 4 GB."""
+    pair = b"x" * 20_000, b"y" * 20_000
+    sizes = [len(chunk) for chunk in chunks(repeat(pair, 10_000), 100_000)]
+    assert sum(sizes) == 10_000
+    assert 60e6 < 40_000 * sizes[0] < 70e6
+    assert set(sizes[:-1]) == {sizes[0]}
+    assert [len(chunk) for chunk in chunks(repeat((b"short", b"kurz"), 7), 3)] == [3, 3, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

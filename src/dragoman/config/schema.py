@@ -102,7 +102,7 @@ class Data(Section):
     max_tokens: Positive = 100
     """Training pairs with more subwords than this on either side are dropped and counted, never cut."""
     shard_pairs: Positive = 100_000
-    """Training pairs that are read, cleaned and encoded together, by one process, into one shard."""
+    """Training pairs that are read, cleaned and encoded together, by one process, into one shard; fewer where they are over 64 MB."""
     tokenized: bool = False
     """The text is cut into pieces of subwords.model already, with spaces between them; pieces are looked up only."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0

@@ -13,7 +13,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +27,13 @@ from dragoman.data import clean
 from dragoman.data.clean import Block
 from dragoman.data.corpus import Pair, RawPair
 
-Item = TypeVar("Item")
+AnyPair = TypeVar("AnyPair", Pair, RawPair)
 Keys = npt.NDArray[np.uint64]
 Reasons = npt.NDArray[np.uint8]
 
 SAMPLES = 5  # of every reason, a shard and a corpus
 SAMPLE_CHARACTERS = 300
+CHUNK_BYTES = 1 << 26  # of text that one process handles at a time, about
 KEYS_AT_ONCE = 1 << 21  # keys that are sorted together
 CLEANERS: dict[Path, clean.Cleaner] = {}
 DUPLICATES = ("", "duplicate", "near duplicate")  # by number in an array of reasons
@@ -70,9 +70,18 @@ def finished(stage: Path, name: str) -> Shard | None:
     return Shard(**runs.read_json(path)) if path.is_file() else None
 
 
-def chunks(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    items = iter(stream)
-    return iter(lambda: list(islice(items, size)), [])
+def chunks(pairs: Iterable[AnyPair], size: int) -> Iterator[list[AnyPair]]:
+    """So many pairs, or fewer where they are so long that they would take too much memory."""
+    chunk: list[AnyPair] = []
+    held = 0
+    for pair in pairs:
+        chunk.append(pair)
+        held += len(pair[0]) + len(pair[1])
+        if len(chunk) == size or held >= CHUNK_BYTES:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
 
 
 def read_shards(folder: Path, part: str) -> Iterator[Pair]:
