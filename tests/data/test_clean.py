@@ -184,6 +184,28 @@ def test_a_filter_of_ones_own_is_one_function(tmp_path, monkeypatch):
             prepare(config_for(tmp_path, f'clean.own=["{own}"]', small, out="other"), workers=2)
 
 
+def test_mistakes_in_a_filter_of_ones_own_are_one_line(tmp_path, monkeypatch):
+    for name, text in (("syntax", "def f(:\n"), ("naming", "undefined\n"), ("value", "f = 7\n")):
+        (tmp_path / f"{name}_filter.py").write_text(text, encoding="utf-8")
+    (tmp_path / "part_filter.py").write_text(
+        "import functools\ndef shorter(most, source, target):\n    return 'long' if len(source) > most else None\n"
+        "f = functools.partial(shorter, 3)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name, words in (
+        ("syntax", "SyntaxError"),
+        ("naming", "NameError: name 'undefined'"),
+        ("value", "is no function"),
+    ):
+        with pytest.raises(DataError, match=f'clean.own = "{name}_filter:f": .*{words}') as error:
+            clean.source_file(f"{name}_filter:f")
+        assert "\n" not in str(error.value)
+    assert clean.source_file("part_filter:f") == tmp_path / "part_filter.py"
+    assert clean.own_filter("part_filter:f")("four", "x") == "long"
+
+
 def duplicated(tmp_path, *overrides, **options):
     repeated = [("Sentence NUMBER 3, about a house!", "Satz Nummer 3 über ein Haus."), *sentences(5, 299, 5)]
     folder = tmp_path if (tmp_path / "train.en").is_file() else write_corpus(tmp_path, SENTENCES + repeated)

@@ -231,10 +231,11 @@ def own_filter(name: str) -> Check:
         sys.path.insert(0, str(Path.cwd()))
     try:
         check = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DataError(
-            f'clean.own = "{name}": cannot be imported ({error}); write "package.module:function"'
-        ) from None
+    except Exception as error:  # somebody else's code
+        what = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise DataError(f'clean.own = "{name}": cannot be imported ({what}); write "package.module:function"') from None
+    if not callable(check):
+        raise DataError(f'clean.own = "{name}": is no function(source, target), but {type(check).__name__}')
 
     def judged(*pair: str) -> str | None:
         try:
@@ -250,7 +251,10 @@ def own_filter(name: str) -> Check:
 def source_file(name: str) -> Path:
     """Where a filter of one's own is written: its text is part of the settings."""
     function: Any = own_filter(name).__wrapped__  # type: ignore[attr-defined]
-    return Path(inspect.getsourcefile(function) or __file__)
+    try:
+        return Path(inspect.getsourcefile(function) or __file__)
+    except TypeError:  # an object that can be called, such as a partial
+        return Path(getattr(sys.modules[name.partition(":")[0]], "__file__", None) or __file__)
 
 
 # --- repairs -----------------------------------------------------------------------------------------------
