@@ -55,7 +55,7 @@ UNIT = '<tu><tuv xml:lang="fr"><seg>non</seg></tuv><tuv xml:lang="DE_at"><seg>{1
 SGM = '<{kind} setid="t" srclang="any">\n<doc docid="1">\n<hl>\n{segments}\n</hl>\n</doc>\n</{kind}>\n'
 CONTENTS = {
     "tsv": "".join(f"{source}\t{target}\t0.9\tmore\n" for source, target in PAIRS),
-    "jsonl": "".join(json.dumps({"id": 1, "source": source, "target": target}) + "\n\n" for source, target in PAIRS),
+    "jsonl": "".join(json.dumps({"id": 1, "source": source, "target": target}) + "\n" for source, target in PAIRS),
     "tmx": TMX.format(units="\n".join(UNIT.format(*map(escaped, pair)) for pair in PAIRS)),
 }
 
@@ -128,6 +128,12 @@ def test_the_format_of_held_out_sets_can_be_said_too(tmp_path):
     assert next(read_pairs(held_out(data, "train"))) == (CONTENTS["tsv"].splitlines()[0].encode(),) * 2
     data = Data(test_source=rows, source_key="src", target_key="tgt")
     assert list(read_pairs(held_out(data, "test"))) == [(b"a", b"b")]
+
+
+def test_a_blank_line_among_json_is_an_empty_pair(tmp_path):
+    """Counted by cleaning, and the lines after it keep their numbers."""
+    path = write(tmp_path / "c.jsonl", '{"source": "a", "target": "b"}\n\n{"source": "c", "target": "d"}\n \n')
+    assert read(pairs=path) == [(b"a", b"b"), (b"", b""), (b"c", b"d"), (b"", b"")]
 
 
 def test_json_keys_of_other_people(tmp_path):

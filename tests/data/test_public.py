@@ -169,6 +169,7 @@ def test_a_corpus_of_several_archives(origin, tmp_path):
     assert (place / "train.de").read_bytes() == b"Eins.\nZwei.\nDrei.\nx\n"
     facts = json.loads((place / "origin.json").read_text())
     assert facts["pairs"] == {"train": 4, "test": 2}
+    assert facts["empty_pairs"] == {"train": 1, "test": 1}, "what is left out is told"
     assert facts["archives"]["a.tgz"]["bytes"] == len(origin.files["/a.tgz"])
     assert len(facts["archives"]["b.zip"]["sha256"]) == 64
     assert list((tmp_path / "archives").iterdir()) == []

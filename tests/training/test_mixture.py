@@ -6,7 +6,7 @@ from support import tiny_config
 from dragoman.cli.stages import prepare, train
 from dragoman.config import load_config
 from dragoman.config.load import to_toml
-from dragoman.errors import ConfigError, RunError
+from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.runs import RunFolder, read_json
 from dragoman.training.facts import stages_of
 
@@ -44,6 +44,13 @@ def mixed(prepared, tmp_path):
     return run_file
 
 
+def test_an_empty_corpus_among_several_is_refused_by_name(mixed, tmp_path):
+    (tmp_path / "small.tsv").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match=r"small\.tsv: holds no pair; .* leave the corpus out"):
+        prepare(load_config(mixed, [f"data.folder={tmp_path}/other"]))
+    assert not list(tmp_path.glob("other*"))
+
+
 def test_shares_and_stages_follow_from_the_configuration(mixed, tmp_path):
     config = load_config(mixed)
     data = prepare(config)
@@ -53,6 +60,9 @@ def test_shares_and_stages_follow_from_the_configuration(mixed, tmp_path):
     assert (first.from_step, second.from_step) == (0, 4)
     flat = stages_of(data, load_config(mixed, ["data.temperature=100.0"]))[0].mixture
     assert flat[0].times * 100 == pytest.approx(flat[1].times * 400, rel=0.02)
+    data.manifest["train"]["corpora"]["large"]["pairs"] = 0  # as if cleaning had left nothing of it
+    with pytest.raises(DataError, match="from step 4 on only corpora have a weight of which no pair is left"):
+        stages_of(data, config)
     again = tmp_path / "again.toml"
     again.write_text(to_toml(config), encoding="utf-8")
     assert load_config(again) == config

@@ -117,10 +117,12 @@ def raw_pairs(source: Path, target: Path | None = None, data: Data | None = None
 
 
 def check_inputs(data: Data) -> None:
-    """Read the first pair of everything, so that a bad file is found before hours of work on the others."""
+    """Read the first pair of everything, so that a bad file or an empty one is found before hours of work on the others."""
     parts = [part for part in ("valid", "test") if data.corpus == "files" and getattr(data, f"{part}_source")]
     for corpus in [*corpora_of(data), *(held_out(data, part) for part in parts)]:
-        next(read_pairs(corpus), None)
+        if next(read_pairs(corpus), None) is None:
+            named = " / ".join(map(str, corpus.paths))
+            raise DataError(f"{named}: holds no pair; take the file again from its origin, or leave the corpus out")
 
 
 def input_digests(config: Config) -> dict[str, str]:

@@ -96,13 +96,13 @@ def json_pairs(path: Path, keys: Names, langs: Names) -> Iterator[RawPair]:
         for number, line in enumerate(lines(path, stream), 1):
             if line is TOO_LONG:
                 yield TOO_LONG, TOO_LONG
-            elif line.strip():
-                try:
-                    yield json_pair(line, keys, langs)
-                except UnicodeDecodeError:
-                    yield line, line  # cleaning drops and counts it
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{path}, line {number:,}: not a pair as JSON ({error})") from None
+                continue
+            try:
+                yield json_pair(line, keys, langs) if line.strip() else (b"", b"")
+            except UnicodeDecodeError:
+                yield line, line  # cleaning drops and counts it, and an empty one too
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {number:,}: not a pair as JSON ({error})") from None
 
 
 def json_pair(line: bytes, keys: Names, langs: Names) -> RawPair:

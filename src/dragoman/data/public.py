@@ -227,8 +227,8 @@ def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, 
         )
     paths = {name: fetch(archive, folder / ARCHIVES, progress) for name, archive in corpus.archives.items()}
     with runs.new_folder(place) as fresh:
-        counts = write_text(corpus, paths, fresh, progress)
-        runs.write_json(fresh / ORIGIN, origin_of(corpus, paths, counts))
+        counts, empty = write_text(corpus, paths, fresh, progress)
+        runs.write_json(fresh / ORIGIN, origin_of(corpus, paths, counts) | {"empty_pairs": empty})
     if not keep:
         for path in paths.values():
             path.unlink()
@@ -245,9 +245,13 @@ def origin_of(corpus: Corpus, paths: dict[str, Path], counts: Counter[str]) -> r
     return {**facts, "pairs": counts, "archives": archives}
 
 
-def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: runs.Progress) -> Counter[str]:
-    """One file for each part and language, its pieces one after the other; returns how many pairs each part has."""
+def write_text(
+    corpus: Corpus, paths: dict[str, Path], folder: Path, progress: runs.Progress
+) -> tuple[Counter[str], Counter[str]]:
+    """One file for each part and language, its pieces one after the other; returns how many pairs each part has, and how many
+    with nothing on either side were left out: some files end with one, and `prepare` would refuse a test set for it."""
     counts: Counter[str] = Counter()
+    empty: Counter[str] = Counter()
     pieces = [(part, piece) for part, pieces in corpus.parts.items() for piece in pieces]
     with ExitStack() as stack:
         files = {
@@ -261,13 +265,18 @@ def write_text(corpus: Corpus, paths: dict[str, Path], folder: Path, progress: r
                 dir=folder, prefix="."
             ) as aside:  # a member may be called as one of our files
                 unpacked = unpack(whole, piece.members, Path(aside)) if piece.members else [whole]
-                for at, pair in enumerate(pairs_of(unpacked, corpus.langs, piece.columns), 1):
+                at = 0
+                for pair in pairs_of(unpacked, corpus.langs, piece.columns):
+                    if not any(pair):
+                        empty[part] += 1
+                        continue
+                    at += 1
                     held_out = corpus.hold_out and part == "train" and at % corpus.hold_out == 0
                     to = "valid" if held_out and all(pair) else part  # prepare would refuse an empty side there
                     counts[to] += 1
                     for file, text in zip(files[to], pair, strict=True):
                         file.write(text + "\n")
-    return counts
+    return counts, empty
 
 
 def pairs_of(files: list[Path], langs: tuple[str, str], columns: tuple[int, int]) -> Iterator[Pair]:
@@ -283,11 +292,11 @@ def pairs_of(files: list[Path], langs: tuple[str, str], columns: tuple[int, int]
 
 
 def aligned(source: Path, target: Path) -> Iterator[Pair]:
-    """Pairs of two files of the same form. A pair with nothing on either side is no pair: some files end with one."""
+    """Pairs of two files of the same form."""
     with open_text(source) as source_stream, open_text(target) as target_stream:
         sources, targets = sentences(source, source_stream), sentences(target, target_stream)
         try:
-            yield from (pair for pair in zip(sources, targets, strict=True) if any(pair))
+            yield from zip(sources, targets, strict=True)
         except ValueError:
             raise DataError(
                 f"{source.name} and {target.name}: not the same number of lines; the corpus is broken at its origin"

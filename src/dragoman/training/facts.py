@@ -77,6 +77,9 @@ def stages_of(data: PreparedData, config: Config) -> Stages:
     ends = np.cumsum(sizes).tolist()
     usual = {corpus.name: corpus.weight for corpus in section.corpora}
     later = [(stage.from_step, usual | stage.weights) for stage in section.stages]
+    for step, weights in [(0, usual), *later]:
+        if not any(size * weights[name] for name, size in zip(names, sizes, strict=True)):
+            raise DataError(f"{data.folder}: from step {step:,} on only corpora have a weight of which no pair is left")
     return tuple(
         Stage(
             step,
