@@ -286,6 +286,21 @@ def new_folder(path: Path, last_look: Callable[[], None] = lambda: None) -> Iter
 
 
 @contextmanager
+def claimed_folder(path: Path) -> Iterator[Path]:
+    """Like new_folder, under the one name `<path>.partial`: the next call removes what a killed process left there."""
+    path = replaceable(path)
+    partial = path.with_name(f"{path.name}.partial")
+    with locked(partial):
+        claim(partial, uuid.uuid4().hex)
+        try:
+            yield partial
+            settle(partial, path)
+            (path / KEY).unlink()
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
 def kept_folder(path: Path, key: str, *stages: str) -> Iterator[Path]:
     """Like new_folder, under the one name `<path>.partial`, and what is in it outlives an interruption or an error: the next
     call with the same key finds it again. What another key left there is removed, but for these stages, whose names say all

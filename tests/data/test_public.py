@@ -3,8 +3,11 @@
 import gzip
 import io
 import json
+import os
+import signal
 import tarfile
 import zipfile
+from contextlib import suppress
 from urllib.parse import urlparse
 
 import pytest
@@ -176,6 +179,28 @@ def test_a_corpus_of_several_archives(origin, tmp_path):
     requests = len(origin.requests)
     assert public.get(corpus_at(origin, parts), tmp_path) == place
     assert len(origin.requests) == requests
+
+
+def test_what_the_user_put_there_stays_and_what_a_killed_call_left_does_not(origin, tmp_path):
+    mine = tmp_path / "archives" / "a.tgz"
+    mine.parent.mkdir()
+    mine.write_bytes(tar_of(a__en="One.\n", a__de="Eins.\n"))
+    origin.files["/b.tgz"] = tar_of(b__en="Two.\n", b__de="Zwei.\n")
+    corpus = corpus_at(origin, {"train": [("/a.tgz", "a.en", "a.de"), ("/b.tgz", "b.en", "b.de")]})
+    child = os.fork()
+    if not child:  # killed where it cannot tidy up
+        with suppress(BaseException):
+            public.get(
+                corpus, tmp_path, lambda stage, *_: stage == "unpacking" and os.kill(os.getpid(), signal.SIGKILL)
+            )
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    (mine.parent / "b.tgz").unlink()  # or it would be one that was there before
+    place = public.get(corpus, tmp_path)
+    assert (place / "train.en").read_text() == "One.\nTwo.\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archives", "toy-en-de"]
+    assert sorted(path.name for path in place.iterdir()) == ["origin.json", "train.de", "train.en"]
+    assert [path.name for path in mine.parent.iterdir()] == ["a.tgz"]
 
 
 def test_unequal_sides_leave_nothing_but_the_archive(origin, tmp_path):

@@ -217,7 +217,8 @@ def sacrebleu_piece(dataset: Any, pair: str) -> Piece:
 
 
 def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, keep: bool = False) -> Path:
-    """The corpus as aligned text in folder/<name>; archives stay until all is whole, then only with `keep`."""
+    """The corpus as aligned text in folder/<name>; archives stay until all is whole, then only with `keep`, or
+    if they were there before."""
     place = folder / corpus.name
     if (place / ORIGIN).is_file():
         return place
@@ -225,13 +226,15 @@ def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, 
         raise DataError(
             f"{place}: is not empty and holds no downloaded corpus; it is left alone. Name another --folder"
         )
+    before = {path.name for path in (folder / ARCHIVES).glob("*")}
     paths = {name: fetch(archive, folder / ARCHIVES, progress) for name, archive in corpus.archives.items()}
-    with runs.new_folder(place) as fresh:
+    with runs.claimed_folder(place) as fresh:
         counts, empty = write_text(corpus, paths, fresh, progress)
         runs.write_json(fresh / ORIGIN, origin_of(corpus, paths, counts) | {"empty_pairs": empty})
     if not keep:
         for path in paths.values():
-            path.unlink()
+            if path.name not in before:
+                path.unlink(missing_ok=True)
     return place
 
 
