@@ -203,6 +203,17 @@ def test_what_the_user_put_there_stays_and_what_a_killed_call_left_does_not(orig
     assert [path.name for path in mine.parent.iterdir()] == ["a.tgz"]
 
 
+def test_what_one_host_alone_has_is_asked_for_first(origin, tmp_path):
+    """The test sets of WMT: hours of other downloads are not worth much without them."""
+    elsewhere = origin.url("/a.tgz").replace("127.0.0.1", "localhost")
+    train = Archive("a.tgz", (origin.url("/a.tgz"), elsewhere))
+    test = Archive("b.tgz", (origin.url("/b.tgz"), origin.url("/b2.tgz")))
+    parts = {"train": [Piece(train, ("a.en", "a.de"))], "test": [Piece(test, ("b.en", "b.de"))]}
+    with pytest.raises(DataError, match=r"b\.tgz could not be downloaded"):
+        public.get(Corpus("toy-en-de", "a toy", ("en", "de"), "none", parts), tmp_path)
+    assert [path for path, _ in origin.requests] == ["/b.tgz", "/b2.tgz"]
+
+
 def test_unequal_sides_leave_nothing_but_the_archive(origin, tmp_path):
     origin.files["/a.tgz"] = tar_of(a__en="One.\nTwo.\n", a__de="Eins.\n")
     with pytest.raises(DataError, match=r"a\.en and a\.de: not the same number of lines"):

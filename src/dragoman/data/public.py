@@ -24,6 +24,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from dragoman import runs
 from dragoman.data.archive import unpack
@@ -227,7 +228,8 @@ def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, 
             f"{place}: is not empty and holds no downloaded corpus; it is left alone. Name another --folder"
         )
     before = {path.name for path in (folder / ARCHIVES).glob("*")}
-    paths = {name: fetch(archive, folder / ARCHIVES, progress) for name, archive in corpus.archives.items()}
+    rare_first = sorted(corpus.archives.items(), key=lambda entry: len(hosts_of(entry[1])))
+    paths = {name: fetch(archive, folder / ARCHIVES, progress) for name, archive in rare_first}
     with runs.claimed_folder(place) as fresh:
         counts, empty = write_text(corpus, paths, fresh, progress)
         runs.write_json(fresh / ORIGIN, origin_of(corpus, paths, counts) | {"empty_pairs": empty})
@@ -236,6 +238,11 @@ def get(corpus: Corpus, folder: Path, progress: runs.Progress = runs.silent, *, 
             if path.name not in before:
                 path.unlink(missing_ok=True)
     return place
+
+
+def hosts_of(archive: Archive) -> set[str | None]:
+    """Who serves it. What one host alone has is asked for first: without it the others would be fetched in vain."""
+    return {urlparse(url).hostname for each in (archive, archive.instead) if each for url in each.urls}
 
 
 def origin_of(corpus: Corpus, paths: dict[str, Path], counts: Counter[str]) -> runs.Row:
