@@ -8,6 +8,7 @@ import lzma
 import tracemalloc
 import zipfile
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.schema import Corpus, Data
 from dragoman.data.corpus import corpora_of, held_out, raw_pairs, read_pairs
+from dragoman.data.formats import tmx_pairs
 from dragoman.data.streams import OPENERS, TOO_LONG
 from dragoman.errors import DataError
 
@@ -175,6 +177,40 @@ def test_what_is_not_the_format_is_refused_in_words(tmp_path, name, content, wor
     with pytest.raises(DataError, match=words) as error:
         read(pairs=write(tmp_path / name, content))
     assert str(tmp_path / name) in str(error.value)
+
+
+def test_tmx_of_other_programs(tmp_path):
+    """With a namespace, with codes of three letters."""
+    unit = (
+        '<tu><tuv xml:lang="{}"><seg>one <ph>%s</ph>house</seg></tuv><tuv xml:lang="{}"><seg>ein Haus</seg></tuv></tu>'
+    )
+    for head, langs in (
+        ('<tmx xmlns="http://www.lisa.org/tmx14"><header/><body>', ("en", "de")),
+        ("<tmx><header/><body>", ("eng", "GER")),
+        ('<t:tmx xmlns:t="http://www.lisa.org/tmx14" xmlns="http://www.lisa.org/tmx14"><body>', ("ENG_us", "deu-AT")),
+        ("<tmx><body>", ("en", "de")),
+    ):
+        tail = "</body></t:tmx>" if head.startswith("<t:") else "</body></tmx>"
+        path = write(tmp_path / "c.tmx", head + unit.format(*langs) + tail)
+        assert read(pairs=path) == [(b"one house", b"ein Haus")], head
+    path = write(tmp_path / "c.tmx", "<tmx><body>" + unit.format("zho-TW", "deu") + "</body></tmx>")
+    assert list(tmx_pairs(Path(path), ("zh-TW", "de"))) == [(b"one house", b"ein Haus")]
+    with pytest.raises(DataError, match="no unit in both zh-CN and de; its languages are de, zh-tw"):
+        list(tmx_pairs(Path(path), ("zh-CN", "de")))
+
+
+@pytest.mark.parametrize("around", ["body", "content"])
+def test_tmx_takes_no_more_memory_for_more_units(tmp_path, around):
+    unit = '<tu><tuv xml:lang="en"><seg>one</seg></tuv><tuv xml:lang="de"><seg>eins</seg></tuv></tu>\n'
+    head = f'<tmx xmlns="http://www.lisa.org/tmx14"><header/><{around}>'
+    path = write(tmp_path / "c.tmx", head + unit * 5_000 + f"</{around}></tmx>")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in tmx_pairs(Path(path), ("en", "de"))) == 5_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_500_000  # 5,000 units that are held are more than three times that
 
 
 def test_tmx_leaves_out_codes_and_takes_utf_16(tmp_path):

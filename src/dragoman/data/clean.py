@@ -28,7 +28,7 @@ from ftfy.fixes import fix_c1_controls
 
 from dragoman.config.schema import Clean
 from dragoman.data.corpus import Pair, RawPair, Text
-from dragoman.data.subwords import code_of, is_spaced
+from dragoman.data.languages import code_of, is_spaced
 from dragoman.errors import ConfigError, DataError, require_extra
 
 Bools = npt.NDArray[np.bool_]

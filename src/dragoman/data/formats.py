@@ -11,6 +11,7 @@ from xml.sax.saxutils import unescape
 
 from defusedxml import ElementTree
 
+from dragoman.data.languages import code_of
 from dragoman.data.streams import LONGEST_LINE_BYTES, TOO_LONG, in_words, lines, open_text
 from dragoman.errors import DataError
 
@@ -127,7 +128,7 @@ def tmx_pairs(path: Path, langs: Names) -> Iterator[RawPair]:
     with open_text(path, utf_16=True) as stream, in_words(path):
         for unit in tmx_units(path, stream):
             seen |= unit.keys()
-            sides = [side_of(unit, lang.lower().replace("_", "-")) for lang in langs]
+            sides = [side_of(unit, written(lang)) for lang in langs]
             both = both or None not in sides
             yield sides[0] or b"", sides[1] or b""
     if not both:
@@ -139,31 +140,46 @@ def tmx_pairs(path: Path, langs: Names) -> Iterator[RawPair]:
 def tmx_units(path: Path, stream: BinaryIO) -> Iterator[dict[str, bytes]]:
     """Segments by language, one unit in memory at a time. Nothing is fetched from elsewhere, and entities, which a few bytes
     could blow up to any size, are refused."""
-    body = None
+    around: list[Any] = []  # the elements that are not closed yet
     try:
         for event, element in ElementTree.iterparse(stream, events=("start", "end")):
-            if element.tag == "body" and event == "start":
-                body = element
-            elif element.tag == "tu" and event == "end":
-                unit: dict[str, bytes] = {}
-                for variant in element.iter("tuv"):
-                    lang = variant.get(XML_LANG) or variant.get("lang") or ""
-                    text = "".join(segment_text(each) for each in variant.iter("seg")).encode()
-                    unit.setdefault(
-                        lang.lower().replace("_", "-"), text if len(text) <= LONGEST_LINE_BYTES else TOO_LONG
-                    )
-                yield unit
-                if body is not None:
-                    body.clear()  # or it would hold on to every unit
+            if event == "start":
+                around.append(element)
+                continue
+            around.pop()
+            if local_name(element) == "tu":
+                yield unit_of(element)
+                for holder in around[-1:]:
+                    holder.clear()  # or it would hold on to every unit
     except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # LookupError: encoding
         raise DataError(f"{path}: not a whole TMX file ({error}); take it again from its origin") from None
 
 
+def unit_of(element: Any) -> dict[str, bytes]:
+    unit: dict[str, bytes] = {}
+    for variant in element.iterfind(".//{*}tuv"):
+        lang = variant.get(XML_LANG) or variant.get("lang") or ""
+        text = "".join(segment_text(each) for each in variant.iterfind(".//{*}seg")).encode()
+        unit.setdefault(written(lang), text if len(text) <= LONGEST_LINE_BYTES else TOO_LONG)
+    return unit
+
+
+def local_name(element: Any) -> str:
+    """Without the namespace that a file may declare."""
+    return str(element.tag).rpartition("}")[2]
+
+
+def written(lang: str) -> str:
+    """EN_us, eng-US -> en-us"""
+    _, dash, region = lang.lower().replace("_", "-").partition("-")
+    return f"{code_of(lang)}{dash}{region}"
+
+
 def segment_text(element: Any) -> str:
-    inside = (("" if child.tag in MARKUP else segment_text(child)) + (child.tail or "") for child in element)
+    inside = (("" if local_name(child) in MARKUP else segment_text(child)) + (child.tail or "") for child in element)
     return (element.text or "") + "".join(inside)
 
 
 def side_of(unit: dict[str, bytes], wanted: str) -> bytes | None:
-    """`en` takes en, en-US and EN_GB alike."""
+    """`en` takes en, en-US, EN_GB and eng alike."""
     return next((text for lang, text in unit.items() if f"{lang}-".startswith(f"{wanted}-")), None)

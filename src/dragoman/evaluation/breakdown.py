@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from sacrebleu.metrics import CHRF
 
 from dragoman.data.corpus import Pair
-from dragoman.data.subwords import is_spaced
+from dragoman.data.languages import is_spaced
 from dragoman.evaluation.metrics import metric_of
 from dragoman.runs import write_text
 

@@ -37,7 +37,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from dragoman import __version__
-from dragoman.data.subwords import code_of, is_spaced
+from dragoman.data.languages import code_of, is_spaced
 from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Job, Wish
 from dragoman.serve.detect import Detector

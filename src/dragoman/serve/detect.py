@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from dragoman.data.subwords import code_of
+from dragoman.data.languages import code_of
 from dragoman.errors import require_extra
 
 

@@ -10,7 +10,8 @@ from itertools import accumulate
 
 import sentencex
 
-from dragoman.data.subwords import EOS, Vocabulary, code_of, is_spaced
+from dragoman.data.languages import code_of, is_spaced
+from dragoman.data.subwords import EOS, Vocabulary
 from dragoman.errors import DataError
 
 LONGEST = 250  # subwords of a part: what is longer is split into sentences, and a longer sentence between words

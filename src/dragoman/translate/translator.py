@@ -10,7 +10,8 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.config.schema import Translate
-from dragoman.data.subwords import Vocabulary, is_spaced
+from dragoman.data.languages import is_spaced
+from dragoman.data.subwords import Vocabulary
 from dragoman.errors import ConfigError, DataError
 from dragoman.model import folder as model_folder
 from dragoman.translate.ct2_engine import CTranslate2Engine
