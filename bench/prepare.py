@@ -1,6 +1,6 @@
 """How fast does raw text become ids, with how much memory, beside bare SentencePiece and beside the usual tools?
 
-    python bench/prepare.py [SOURCE TARGET] [--pairs 500000] [--workers 2] [--keep FOLDER]
+    python bench/prepare.py [SOURCE TARGET] [--pairs 500000] [--workers 2] [--kind bpe] [--keep FOLDER]
 
 SOURCE and TARGET are aligned text files (plain, gz, xz), repeated with a number put to each sentence until there are enough
 pairs; without them the embedded grammar writes the text. The peers are
@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=500_000)
     parser.add_argument("--workers", type=int, default=loky.cpu_count())
     parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--kind", default="bpe", help="of subwords: bpe, unigram, word or char")
     parser.add_argument("--sample", type=int, default=2_000_000, help="pairs to learn subwords from")
     parser.add_argument("--peer-pairs", type=int, default=50_000, help="pairs that the usual tools are given")
     parser.add_argument("--keep", help="where to leave text and data")
@@ -156,6 +157,7 @@ def timed_prepare(folder: Path, options: argparse.Namespace) -> tuple[dict[str, 
             "data.corpus=files",
             f"data.folder={folder}/data",
             f"subwords.vocab_size={options.vocabulary}",
+            f"subwords.kind={options.kind}",
             f"subwords.sample_pairs={options.sample}",
             *files,
         ],
@@ -184,6 +186,8 @@ def measured(
     return {
         "bench": "prepare",
         "workers": options.workers,
+        "kind": options.kind,
+        "sample_pairs": data.manifest["vocabulary"]["sample_pairs"],
         "read_pairs": train["read_pairs"],
         "pairs": train["pairs"],
         "text_MB": round(text_bytes / 1e6, 1),

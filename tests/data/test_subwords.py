@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import tiny_config
+from support import SENTENCES, config_for, tiny_config, write_corpus
 
 from dragoman.cli.stages import prepare, train
 from dragoman.config.schema import Subwords
@@ -56,6 +56,38 @@ def written(folder, change, parts=("train", "valid")):
             path.write_text("".join(change(pair[side]) + "\n" for pair in pairs), encoding="utf-8")
             names.append(f"data.{part}_{key}={path}")
     return ["data.corpus=files", "clean.overlap=false", *names]
+
+
+@pytest.mark.parametrize(
+    ("change", "sizes"),
+    [
+        ([], {"sample_pairs": 300}),
+        (["subwords.sample_pairs=100"], {"sample_pairs": 100}),
+        (["subwords.kind=unigram"], {"sample_pairs": 75}),
+        (["data.target_lang=zh"], {"sample_pairs": 100}),
+        (["data.target_lang=zh", "subwords.joint=false"], {"source_sample_pairs": 300, "sample_pairs": 100}),
+    ],
+)
+@pytest.mark.parametrize("shards", [1000, 40])
+def test_what_sentencepiece_holds_whole_is_bounded(tmp_path, monkeypatch, change, sizes, shards):
+    """Unigram holds all sentences, BPE those without spaces, as one word each: their characters are bounded, not only pairs."""
+    taken = []
+
+    def counting(texts, *rest):
+        texts = list(texts)
+        taken.append(sum(map(len, texts)))
+        return learn(texts, *rest)
+
+    corpus = write_corpus(tmp_path)
+    sides = [sum(len(pair[side]) for pair in SENTENCES) for side in (0, 1)]
+    monkeypatch.setattr("dragoman.data.prepare.learn", counting)
+    monkeypatch.setattr("dragoman.data.prepare.MOST_UNIGRAM", sum(sides) // 4 + 1)
+    monkeypatch.setattr("dragoman.data.prepare.MOST_UNSPACED", sides[1] // 3 + 1)
+    config = config_for(corpus, f"data.shard_pairs={shards}", "subwords.vocab_size=50", *change)
+    manifest = prepare(config, workers=1).manifest["vocabulary"]
+    assert {key: value for key, value in manifest.items() if key.endswith("sample_pairs")} == sizes
+    joint = "source_sample_pairs" not in sizes
+    assert taken == [size * (2 if joint else 1) for size in sizes.values()]
 
 
 def test_an_existing_model_is_used_as_it_is(tmp_path, given_model):

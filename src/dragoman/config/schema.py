@@ -163,7 +163,8 @@ class Subwords(Section):
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 1.0
     """Share of all characters that get a piece of their own; lower it for large scripts such as Chinese."""
     sample_pairs: Positive = 2_000_000
-    """At most this many training pairs, drawn evenly from the corpus, are read to learn the vocabulary."""
+    """At most this many training pairs, drawn evenly from the corpus, are read to learn the vocabulary; fewer for unigram and for
+    languages without spaces, where memory asks for it."""
     byte_fallback: bool = False
     """Characters without a piece are spelled in bytes instead of becoming unknown; takes 256 pieces."""
     model: str = ""

@@ -16,6 +16,7 @@ from typing import Any
 
 import loky
 import numpy as np
+import pyarrow.compute as pc
 
 from dragoman import runs
 from dragoman.config.schema import Config, Subwords
@@ -23,12 +24,14 @@ from dragoman.data import clean
 from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
+from dragoman.data.languages import is_spaced
 from dragoman.data.shards import (
     SAMPLES,
     Reasons,
     Shard,
     chunks,
     clean_chunk,
+    column,
     duplicates,
     finished,
     read_cleaned,
@@ -42,6 +45,8 @@ Parts = dict[str, list[Shard]]
 
 PARTS = ("train", "valid", "test")
 SAMPLES_FILE = "samples.jsonl"
+MOST_UNIGRAM = 40_000_000  # characters to learn from; SentencePiece takes up to 33 bytes for each
+MOST_UNSPACED = 10_000_000  # the same without spaces, where a sentence is one word: up to 154 bytes
 MOST_UNKNOWN = 0.1  # share of pieces that text cut by another model easily exceeds
 
 
@@ -197,6 +202,7 @@ class Preparation:
                 "kind": "given" if self.config.subwords.model else self.config.subwords.kind,
                 "size": len(vocabulary),
                 **({"source_size": vocabulary.source_size} if vocabulary.source_size else {}),
+                **self.sample_sizes(cleaned["train"], reasons["train"]),
                 "digest": vocabulary.digest(),
             },
         }
@@ -250,13 +256,37 @@ class Preparation:
             learnt = {path: (0, 1)} if one else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
             try:
                 for file, sides in learnt.items():
-                    what = *task, file, sides
+                    what = *task, file, sides, self.sample_step(shards, reasons, sides)
                     learn_from(*what) if len(shards) == 1 else self.crew.apply(learn_from, *what)
             except DataError as error:
                 drops = dict(sum((shard.dropped for shard in shards), Counter()))
                 left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
                 raise DataError(f"{error} ({left}, dropped: {drops or 'none'})") from None
         return Vocabulary(path)
+
+    def sample_step(self, shards: list[Shard], reasons: list[Reasons], sides: tuple[int, ...]) -> int:
+        """Subwords are learnt from one of so many pairs. Where SentencePiece holds whole sentences, their characters are bounded
+        too: always for unigram, else where no spaces cut them into words."""
+        section, data = self.config.subwords, self.config.data
+        step = -(-sum(map(kept_pairs, reasons)) // section.sample_pairs)
+        held = [
+            ("source", "target")[side]
+            for side in sides
+            if section.kind == "unigram" or not is_spaced((data.source_lang, data.target_lang)[side])
+        ]
+        characters = 0
+        for shard, of_shard in zip(shards, reasons, strict=True):
+            texts = (column(self.cleaned / f"{shard.name}.arrow", side) for side in held)
+            characters += sum(int(pc.utf8_length(text).to_numpy()[of_shard == 0].sum()) for text in texts)
+        return max(step, -(-characters // (MOST_UNIGRAM if section.kind == "unigram" else MOST_UNSPACED)))
+
+    def sample_sizes(self, shards: list[Shard], reasons: list[Reasons]) -> dict[str, int]:
+        """How many pairs the vocabulary was learnt from; each, where there are two."""
+        if self.config.subwords.model:
+            return {}
+        kept = sum(map(kept_pairs, reasons))
+        sides = {"": (0, 1)} if self.config.subwords.joint else {"source_": (0,), "": (1,)}
+        return {f"{name}sample_pairs": -(-kept // self.sample_step(shards, reasons, of)) for name, of in sides.items()}
 
     def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [finished(self.encoded, shard.name) for shard in cleaned]
@@ -294,7 +324,7 @@ def encoding(stage: Path, part: str, cleaned: Path, left: list[tuple[str, Reason
 
 
 def learn_from(
-    shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...]
+    shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...], step: int
 ) -> None:
     """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
     temporary = runs.temporary_name(path)
@@ -302,14 +332,18 @@ def learn_from(
         given = Path(section.model)
         temporary.write_bytes(model_bytes(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given))
     else:
-        learn(sampled(shards, reasons, section.sample_pairs, sides), section, temporary)
+        learn(sampled(shards, reasons, step, sides), section, temporary)
     temporary.replace(path)
 
 
-def sampled(shards: list[Path], reasons: list[Reasons], most: int, sides: tuple[int, ...]) -> Iterator[Text]:
-    kept = [np.flatnonzero(of_shard == 0) for of_shard in reasons]
-    every, before = -(-sum(map(len, kept)) // most), 0
-    for path, places in zip(shards, kept, strict=True):
+def kept_pairs(reasons: Reasons) -> int:
+    return int(np.count_nonzero(reasons == 0))
+
+
+def sampled(shards: list[Path], reasons: list[Reasons], every: int, sides: tuple[int, ...]) -> Iterator[Text]:
+    before = 0
+    for path, of_shard in zip(shards, reasons, strict=True):
+        places = np.flatnonzero(of_shard == 0)
         chosen = places[-before % every :: every]
         before += len(places)
         block = read_cleaned(path)
