@@ -9,7 +9,8 @@ A window is packed by itself, so a position in the stream is a few small numbers
 one window: no batch is skipped over, however far a run has come. The stream does not depend on the number of ranks.
 
 Pairs that do not fit such a row are kept out of the stream. They are packed into wider rows, which fill steps of their
-own, spread over the epoch: two shapes in all.
+own, spread over the epoch: two shapes in all. All of them are looked for and packed at every start, which takes time in
+proportion to all pairs and to the long ones.
 """
 
 from __future__ import annotations
