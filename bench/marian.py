@@ -155,13 +155,13 @@ class Training:
         return mean
 
 
-def endless(data: Encoded, tokens: int, seed: int, *, pin: bool) -> Iterator[Padded]:
+def endless(data: Encoded, tokens: int, seed: int, *, multiple: int, pin: bool) -> Iterator[Padded]:
     """Epoch after epoch, grouped anew and in random order."""
     random = np.random.default_rng(seed)
     while True:
-        epoch = groups(data, tokens, random)
+        epoch = groups(data, tokens, random, multiple)
         for choice in random.permutation(len(epoch)).tolist():
-            batch = padded(data, epoch[choice])
+            batch = padded(data, epoch[choice], multiple)
             yield batch.pin() if pin else batch
 
 
@@ -231,7 +231,7 @@ def main() -> None:
     training = Training(config, data, options)
     encoded, pin = data.encoded("train"), training.device.type == "cuda"
     history = []
-    stream = endless(encoded, options.tokens, config.run.seed, pin=pin)
+    stream = endless(encoded, options.tokens, config.run.seed, multiple=options.multiple, pin=pin)
     watched = dict(list(sets.items())[:1])
     with closing(prefetched(stream, pin=False)) as ahead:  # type: ignore[arg-type]  # works for any items
         while not history or training.seconds < training.limit:
@@ -254,6 +254,7 @@ def parse() -> argparse.Namespace:
         "--minutes", type=float, default=10.0, help="since the start; compiling counts, translating does not"
     )
     parser.add_argument("--tokens", type=int, default=32_768, help="padded target slots a batch")
+    parser.add_argument("--multiple", type=int, default=1, help="of which all widths are; peers.py says what is faster")
     parser.add_argument("--compile", choices=COMPILE, default="layers")
     parser.add_argument("--evaluate-every", type=float, default=120.0, help="seconds of training")
     parser.add_argument("--valid", action="append", default=[], metavar="NAME=SOURCE,REFERENCE")
@@ -304,6 +305,7 @@ def figures(
         "precision": training.config.train.precision,
         "compile": options.compile,
         "tokens": options.tokens,
+        "multiple": options.multiple,
         "parameters": sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad),
         "steps": training.step,
         "train_seconds": round(training.seconds, 1),

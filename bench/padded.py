@@ -20,7 +20,7 @@ from dragoman.data.subwords import BOS, PAD
 
 @dataclass
 class Padded:
-    """All tensors [sentences, width], the widths of both sides multiples of 8."""
+    """All tensors [sentences, width], each side with a width of its own."""
 
     source: Tensor
     target_in: Tensor
@@ -37,34 +37,31 @@ class Padded:
         return Padded(*(tensor.pin_memory() for tensor in self.tensors()), self.target_tokens)
 
 
-def groups(data: Encoded, tokens: int, random: np.random.Generator) -> list[Ints]:
-    """Every sentence pair once: those of one width together, as many as `tokens` padded slots hold."""
-    widths = widths_of(data, slice(None))
-    order = np.lexsort((random.random(len(widths)), eights(data.source.lengths), widths))
-    starts = np.flatnonzero(np.diff(widths[order], prepend=0))
-    found = []
-    for members in np.split(order, starts[1:]):
-        rows = max(1, tokens // int(widths[members[0]]))
-        found += [members[at : at + rows] for at in range(0, len(members), rows)]
+def groups(data: Encoded, tokens: int, random: np.random.Generator, multiple: int = 1) -> list[Ints]:
+    """Every sentence pair once, similar lengths together, as many as `tokens` padded slots hold. Those of one width share a batch;
+    what is left over of it goes with the next width."""
+    source, target = (up_to(side.lengths, multiple) for side in (data.source, data.target))
+    widths = np.maximum(source, target)
+    order = np.lexsort((random.random(len(widths)), target, source, widths))
+    widths, found, at = widths[order], [], 0
+    while at < len(order):
+        slots = widths[at : at + max(1, tokens // int(widths[at]))]
+        rows = max(1, int((slots * np.arange(1, len(slots) + 1) <= tokens).sum()))
+        found.append(order[at : at + rows])
+        at += rows
     return found
 
 
-def widths_of(data: Encoded, which: Ints | slice) -> Ints:
-    return eights(np.maximum(data.source.lengths[which], data.target.lengths[which]))
-
-
-def sample(data: Encoded, tokens: int, count: int, seed: int) -> list[Padded]:
-    """At most `count` of all full batches, in random order: what is left over of a width would not be fair to them."""
+def sample(data: Encoded, tokens: int, count: int, seed: int, multiple: int = 1) -> list[Padded]:
+    """At most `count` of all batches, in random order."""
     random = np.random.default_rng(seed)
-    every = groups(data, tokens, random)
-    full = [group for group in every if len(group) * int(widths_of(data, group).max()) > 0.9 * tokens]
-    every = full or every
-    return [padded(data, every[choice]) for choice in random.permutation(len(every))[:count]]
+    every = groups(data, tokens, random, multiple)
+    return [padded(data, every[choice], multiple) for choice in random.permutation(len(every))[:count]]
 
 
-def padded(data: Encoded, group: Ints) -> Padded:
-    source, _ = placed(data.source, group)
-    target_out, inside = placed(data.target, group)
+def padded(data: Encoded, group: Ints, multiple: int = 1) -> Padded:
+    source, _ = placed(data.source, group, multiple)
+    target_out, inside = placed(data.target, group, multiple)
     target_in = np.zeros_like(target_out)
     target_in[:, 1:] = target_out[:, :-1]
     target_in[:, 0] = BOS
@@ -72,20 +69,20 @@ def padded(data: Encoded, group: Ints) -> Padded:
     return Padded(*(torch.from_numpy(ids) for ids in (source, target_in, target_out)), int(inside.sum()))
 
 
-def placed(side: Side, group: Ints) -> tuple[Ints, np.ndarray]:
+def placed(side: Side, group: Ints, multiple: int) -> tuple[Ints, np.ndarray]:
     """Ids [sentences, width], and which of them are real."""
     starts = np.where(group > 0, side.ends[group - 1], 0)
     lengths = side.ends[group] - starts
-    slots = np.arange(int(eights(lengths.max())))
+    slots = np.arange(int(up_to(lengths.max(), multiple)))
     inside = slots < lengths[:, None]
     ids = np.full(inside.shape, PAD, dtype=np.int64)
     ids[inside] = side.ids[(starts[:, None] + slots)[inside]]
     return ids, inside
 
 
-def eights(lengths: Ints) -> Ints:
-    """Up to the next multiple of 8: fewer shapes, and matrices that tensor cores like."""
-    return -(-lengths // 8) * 8
+def up_to(lengths: Ints, multiple: int) -> Ints:
+    """Multiples of 8: fewer shapes, and matrices that tensor cores like; of 1: fewer empty slots."""
+    return -(-lengths // multiple) * multiple
 
 
 class Plain(nn.Module):

@@ -5,8 +5,9 @@
 dragoman runs its real loop: loader, packing, logging. The others get a bare loop around padded batches that lie on the
 device already, no logging, and no gradient norm unless clipping is configured: what is left out is in their favour. Every
 one of their batches is passed over once before the clock starts, because the first pass over new shapes is much slower.
-Each is tried with every batch size and counts with its best; what does not fit the memory is left out. Speeds are real
-target tokens a second, padding not counted. Prints a table and, as its last line, one JSON object.
+Each is tried with every batch size, padded ones on a GPU also with widths that are multiples of 8, and counts with its best;
+what does not fit the memory is left out. Speeds are real target tokens a second, padding not counted. Prints a table, with
+the multiple in brackets, and, as its last line, one JSON object.
 
 marian            Hugging Face's MarianMTModel, eager                    nn.Transformer           torch's own, eager
 marian-compiled   the same, every layer compiled for dynamic shapes      nn.Transformer-compiled  the same, compiled
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from marian import MarianLoss, build
@@ -46,13 +47,25 @@ from dragoman.training import optim
 
 WARMUP_STEPS = 10  # of dragoman, whose shapes do not change
 
+MULTIPLES = {"cpu": (1,), "cuda": (1, 8)}  # of the widths of padded batches
+
+
+class Size(NamedTuple):
+    """Of a batch: target slots, and what the widths of its sides are multiples of; 0 where nothing is padded."""
+
+    tokens: int
+    multiple: int
+
+
 Options = argparse.Namespace
-Peer = Callable[[Config, PreparedData, int, Options], float]  # real target tokens/s with batches of so many slots
+Peer = Callable[[Config, PreparedData, Size, Options], float]  # real target tokens/s with batches of this size
+Speeds = dict[str, dict[Size, float]]
+Best = dict[str, tuple[Size, float]]
 
 
-def dragoman(config: Config, data: PreparedData, tokens: int, options: Options) -> float:
+def dragoman(config: Config, data: PreparedData, size: Size, options: Options) -> float:
     """The real loop, as `dragoman bench train` measures it."""
-    run = changed(config, data={"folder": str(data.folder)}, train=batch_of(config, tokens))
+    run = changed(config, data={"folder": str(data.folder)}, train=batch_of(config, size.tokens))
     found = measure_training(run, steps=options.batches, warmup=WARMUP_STEPS, seconds=options.seconds)
     assert found is not None, "there is one rank only"
     return float(found["target_tokens_per_s"])
@@ -64,17 +77,17 @@ def batch_of(config: Config, tokens: int) -> dict[str, int]:
     return {"batch_tokens": slots, "tokens_per_gpu": slots}
 
 
-def marian(config: Config, data: PreparedData, tokens: int, options: Options, *, compiled: str = "off") -> float:
+def marian(config: Config, data: PreparedData, size: Size, options: Options, *, compiled: str = "off") -> float:
     model = build(config, len(data.vocabulary))
-    return padded_speed(MarianLoss(model, config.train.label_smoothing, compiled), config, data, tokens, options)
+    return padded_speed(MarianLoss(model, config.train.label_smoothing, compiled), config, data, size, options)
 
 
-def plain(config: Config, data: PreparedData, tokens: int, options: Options, *, compiled: bool = False) -> float:
+def plain(config: Config, data: PreparedData, size: Size, options: Options, *, compiled: bool = False) -> float:
     model = Plain(config, len(data.vocabulary))
     if compiled:
         torch._dynamo.config.recompile_limit = 256
         model.compile(dynamic=True)
-    return padded_speed(model, config, data, tokens, options)
+    return padded_speed(model, config, data, size, options)
 
 
 PEERS: dict[str, Peer] = {
@@ -92,9 +105,10 @@ USUAL = ["dragoman", "marian", "marian-compiled", "marian-whole", "nn.Transforme
 # --- padded peers ------------------------------------------------------------------------------------------
 
 
-def padded_speed(module: nn.Module, config: Config, data: PreparedData, tokens: int, options: Options) -> float:
+def padded_speed(module: nn.Module, config: Config, data: PreparedData, size: Size, options: Options) -> float:
     device = pick_device(config.train.device)
-    batches = [batch.to(device) for batch in sample(data.encoded("train"), tokens, options.batches, config.run.seed)]
+    chosen = sample(data.encoded("train"), size.tokens, options.batches, config.run.seed, size.multiple)
+    batches = [batch.to(device) for batch in chosen]
     update = updates(module.to(device).train(), config, device)
     for batch in batches:
         update(batch)
@@ -138,7 +152,7 @@ def main() -> None:
     with opened(config, mesh) as (data, _):
         speeds = {name: speeds_of(name, config, data, options) for name in options.peers}
         facts = {"bench": "peers", "preset": options.preset, **circumstances(mesh, data), "transformers": installed()}
-    best = {name: max(by_size.items(), key=lambda entry: entry[1]) for name, by_size in speeds.items() if by_size}
+    best = {name: fastest(by_size) for name, by_size in speeds.items() if by_size}
     tell(speeds, best)
     print(json.dumps(facts | results(speeds, best)))
 
@@ -156,21 +170,28 @@ def parse() -> Options:
     return parser.parse_intermixed_args()
 
 
-def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -> dict[int, float]:
+def sizes_of(name: str, device: torch.device, options: Options) -> list[Size]:
+    if name.startswith("dragoman"):
+        return [Size(tokens, 0) for tokens in options.own_tokens or options.tokens]
+    return [Size(tokens, multiple) for tokens in options.tokens for multiple in MULTIPLES[device.type]]
+
+
+def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -> dict[Size, float]:
     """By batch size. What fails is said and left out: the others should not have been measured for nothing."""
     speeds = {}
-    for tokens in options.own_tokens or options.tokens if name.startswith("dragoman") else options.tokens:
+    for size in sizes_of(name, pick_device(config.train.device), options):
         start = time.perf_counter()
         try:
-            speeds[tokens] = round(PEERS[name](config, data, tokens, options), 1)
-            told = f"{speeds[tokens]:,.0f} target tokens/s"
+            speeds[size] = round(PEERS[name](config, data, size, options), 1)
+            told = f"{speeds[size]:,.0f} target tokens/s"
         except torch.OutOfMemoryError:
             told = "out of memory"
         except DragomanError as error:  # also when dragoman's own memory is full
             told = str(error)
         except Exception:
             told = f"failed\n{traceback.format_exc()}"
-        print(f"{name}, {tokens:,} slots: {told} ({time.perf_counter() - start:.0f} s)", file=sys.stderr, flush=True)
+        shape = f"{size.tokens:,} slots{in_brackets(size)}"
+        print(f"{name}, {shape}: {told} ({time.perf_counter() - start:.0f} s)", file=sys.stderr, flush=True)
         tidy_up()
     return speeds
 
@@ -190,24 +211,44 @@ def tidy_up() -> None:
         torch.cuda.empty_cache()
 
 
-def tell(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]]) -> None:
-    sizes = sorted({size for by_size in speeds.values() for size in by_size})
-    table = Table("target tokens/s", *(f"{size:,} slots" for size in sizes), "best", "dragoman is")
+def fastest(by_size: dict[Size, float]) -> tuple[Size, float]:
+    return max(by_size.items(), key=lambda entry: entry[1])
+
+
+def in_brackets(size: Size) -> str:
+    return f" ({size.multiple})" if size.multiple else ""
+
+
+def by_tokens(by_size: dict[Size, float]) -> dict[int, tuple[Size, float]]:
+    """The faster multiple of every number of slots."""
+    every = {size.tokens for size in by_size}
+    return {
+        tokens: fastest({size: speed for size, speed in by_size.items() if size.tokens == tokens}) for tokens in every
+    }
+
+
+def tell(speeds: Speeds, best: Best) -> None:
+    every = sorted({size.tokens for by_size in speeds.values() for size in by_size})
+    table = Table("target tokens/s", *(f"{tokens:,} slots" for tokens in every), "best", "dragoman is")
     for name, by_size in speeds.items():
-        cells = [f"{by_size[size]:,.0f}" if size in by_size else "-" for size in sizes]
-        fastest = f"{best[name][1]:,.0f}" if name in best else "-"
+        found = by_tokens(by_size)
+        cells = [
+            f"{found[tokens][1]:,.0f}{in_brackets(found[tokens][0])}" if tokens in found else "-" for tokens in every
+        ]
+        top = f"{best[name][1]:,.0f}" if name in best else "-"
         times = f"{best['dragoman'][1] / best[name][1]:.2f} x" if {"dragoman", name} <= best.keys() else "-"
-        table.add_row(name, *cells, fastest, times)
+        table.add_row(name, *cells, top, times)
     Console(highlight=False).print(table)
 
 
-def results(speeds: dict[str, dict[int, float]], best: dict[str, tuple[int, float]]) -> dict[str, Any]:
-    own = best.get("dragoman", (0, 0.0))[1]
+def results(speeds: Speeds, best: Best) -> dict[str, Any]:
+    own = best["dragoman"][1] if "dragoman" in best else 0.0
     return {
         "target_tokens_per_s": {
-            name: {str(size): speed for size, speed in each.items()} for name, each in speeds.items()
+            name: [size._asdict() | {"target_tokens_per_s": speed} for size, speed in each.items()]
+            for name, each in speeds.items()
         },
-        "best": {name: {"tokens": size, "target_tokens_per_s": speed} for name, (size, speed) in best.items()},
+        "best": {name: size._asdict() | {"target_tokens_per_s": speed} for name, (size, speed) in best.items()},
         "ratio": {name: round(own / speed, 3) for name, (_, speed) in best.items() if own and name != "dragoman"},
     }
 

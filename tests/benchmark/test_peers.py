@@ -28,21 +28,51 @@ def script(name, *arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_padded_batches_hold_every_sentence_once(prepared):
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_padded_batches_hold_every_sentence_once(prepared, multiple):
     data = prepared.encoded("train")
-    found = padded.groups(data, 512, np.random.default_rng(1))
+    found = padded.groups(data, 512, np.random.default_rng(1), multiple)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(data)))
-    batches = [padded.padded(data, group) for group in found]
+    batches = [padded.padded(data, group, multiple) for group in found]
     assert sum(batch.target_tokens for batch in batches) == data.target.lengths.sum()
     assert sum(int((batch.source != PAD).sum()) for batch in batches) == data.source.lengths.sum()
     for group, batch in zip(found, batches, strict=True):
         assert int((batch.target_out != PAD).sum()) == batch.target_tokens
-        assert all(tensor.shape[1] % 8 == 0 for tensor in batch.tensors())
+        assert all(tensor.shape[1] % multiple == 0 for tensor in batch.tensors())
         assert max(batch.source.numel(), batch.target_out.numel()) <= 512
         sentence = data.target.sentence(group[0]).tolist()
         assert batch.target_out[0, : len(sentence)].tolist() == sentence
         assert batch.target_in[0, : len(sentence)].tolist() == [BOS, *sentence[:-1]]
         assert (batch.target_in[0, len(sentence) :] == PAD).all()
+
+
+def test_peers_are_not_lamed_by_empty_slots(prepared):
+    """Widths as they come, all batches full but the last, and pairs of one width beside others of the same lengths."""
+    data = prepared.encoded("train")
+    found = padded.groups(data, 512, np.random.default_rng(1))
+    batches = [padded.padded(data, group) for group in found]
+    for group, batch in zip(found, batches, strict=True):
+        assert (batch.source.shape[1], batch.target_out.shape[1]) == (
+            data.source.lengths[group].max(), data.target.lengths[group].max(),
+        )  # fmt: skip
+    widths = [max(batch.source.shape[1], batch.target_out.shape[1]) for batch in batches]
+    assert all((len(group) + 1) * width > 512 - len(group) for group, width in zip(found[:-1], widths, strict=False))
+    slots = sum(batch.target_out.numel() for batch in batches)
+    assert data.target.lengths.sum() / slots > 0.95
+
+
+def test_padded_peers_on_a_gpu_are_tried_with_and_without_rounding():
+    from peers import Size, by_tokens, results, sizes_of
+
+    options = argparse.Namespace(tokens=[16, 32], own_tokens=[64])
+    assert sizes_of("marian", torch.device("cuda"), options) == [(16, 1), (16, 8), (32, 1), (32, 8)]
+    assert sizes_of("marian", torch.device("cpu"), options) == [(16, 1), (32, 1)]
+    assert sizes_of("dragoman-fp8", torch.device("cuda"), options) == [(64, 0)]
+    speeds = {Size(16, 1): 5.0, Size(16, 8): 4.0, Size(32, 1): 6.0, Size(32, 8): 7.0}
+    assert by_tokens(speeds) == {16: (Size(16, 1), 5.0), 32: (Size(32, 8), 7.0)}
+    found = results({"marian": speeds}, {"marian": (Size(32, 8), 7.0)})
+    assert found["best"]["marian"] == {"tokens": 32, "multiple": 8, "target_tokens_per_s": 7.0}
+    assert len(found["target_tokens_per_s"]["marian"]) == 4
 
 
 def modules(config, vocab_size):
@@ -115,7 +145,9 @@ def test_peers_run(tmp_path):
     assert found["best"].keys() == {"dragoman", "marian", "nn.Transformer"}
     assert found["ratio"].keys() == {"marian", "nn.Transformer"}
     assert all(len(sizes) == 2 for sizes in found["target_tokens_per_s"].values())
-    best = {name: max(sizes.values()) for name, sizes in found["target_tokens_per_s"].items()}
+    best = {
+        name: max(size["target_tokens_per_s"] for size in sizes) for name, sizes in found["target_tokens_per_s"].items()
+    }
     assert found["ratio"]["marian"] == pytest.approx(best["dragoman"] / best["marian"], abs=1e-3)
 
 
