@@ -5,8 +5,7 @@
 Same sentences, shape and optimizer. dragoman computes in what it would choose by itself here; `nn.Transformer` in fp32, as one
 writes it first. Where dragoman chooses bf16, both are measured in the other arithmetic too, so that one sees what comes from
 where. All take a turn to warm up, then they take turns, so that noise of the machine hits all alike. Prints a table and, as
-its last line, one JSON object. Tokens are real target tokens, padding not counted. `nn.Transformer` has one dropout for
-everything, so it also pays for dropout on attention weights and inside the feed-forward layers.
+its last line, one JSON object. Tokens are real target tokens, padding not counted.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def up_to(lengths: Ints, multiple: int) -> Ints:
 
 
 class Plain(nn.Module):
-    """torch's own Transformer, logits of every slot, no positions. It has one dropout for everything."""
+    """torch's own Transformer, logits of every slot, no positions, no dropout on embeddings."""
 
     def __init__(self, config: Config, vocab_size: int):
         super().__init__()
@@ -97,6 +97,11 @@ class Plain(nn.Module):
             shape.d_model, shape.heads, shape.encoder_layers, shape.decoder_layers, shape.d_ff, shape.dropout,
             batch_first=True, norm_first=True,
         )  # fmt: skip
+        for module in self.transformer.modules():  # it takes one dropout for everything
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = shape.attention_dropout
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = shape.relu_dropout
         self.scale, self.smoothing = math.sqrt(shape.d_model), config.train.label_smoothing
 
     def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:

@@ -98,6 +98,16 @@ def test_padding_does_not_change_the_loss_of_a_peer(prepared, tmp_path):
         torch.testing.assert_close(together, mean, rtol=1e-4, atol=1e-5)
 
 
+def test_the_plain_peer_drops_what_is_configured_and_nothing_else(prepared, tmp_path):
+    overrides = ["model.dropout=0.3", "model.attention_dropout=0.0", "model.relu_dropout=0.0"]
+    module = padded.Plain(tiny_config(prepared.folder, tmp_path / "run", *overrides), 400)
+    attention = [each.dropout for each in module.modules() if isinstance(each, torch.nn.MultiheadAttention)]
+    others = {name: each.p for name, each in module.named_modules() if isinstance(each, torch.nn.Dropout)}
+    assert set(attention) == {0.0}
+    assert {p for name, p in others.items() if name.endswith(".dropout")} == {0.0}
+    assert {p for name, p in others.items() if not name.endswith(".dropout")} == {0.3}
+
+
 @needs_transformers
 def test_marian_is_of_the_configured_size(prepared, tmp_path):
     """Ours has no biases in attention, and two final norms more; all else is the same."""
