@@ -36,6 +36,7 @@ from dragoman.errors import ConfigError, DataError, DragomanError, require_extra
 from dragoman.evaluation.metrics import score
 from dragoman.parallel.mesh import pick_device
 from dragoman.training import optim
+from dragoman.training.trainer import set_aside
 
 COMPILE = ("off", "layers", "whole")
 LONGEST = 1024  # positions that Marian has; longer sources are cut
@@ -148,6 +149,8 @@ class Training:
             self.update(next(stream))
             if self.step <= COMPILING:
                 self.loss_sum.item()  # waits for the device
+                if self.step == COMPILING:
+                    set_aside()
                 self.compiled_at = before + time.perf_counter() - start
             self.seconds = before + time.perf_counter() - start
         mean = self.loss_sum.item() / max(1, self.step - first)  # waits for the device

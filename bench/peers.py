@@ -44,6 +44,7 @@ from dragoman.data.encode import PreparedData
 from dragoman.errors import DragomanError
 from dragoman.parallel.mesh import Mesh, pick_device
 from dragoman.training import optim
+from dragoman.training.trainer import set_aside
 
 WARMUP_STEPS = 10  # of dragoman, whose shapes do not change
 
@@ -112,6 +113,7 @@ def padded_speed(module: nn.Module, config: Config, data: PreparedData, size: Si
     update = updates(module.to(device).train(), config, device)
     for batch in batches:
         update(batch)
+    set_aside()
     synchronize(device)
     start, done = time.perf_counter(), 0
     for batch in islice(cycle(batches), options.batches):
@@ -206,6 +208,7 @@ def installed() -> str | None:
 def tidy_up() -> None:
     """The next one finds the memory and the compiler as if it were the first."""
     torch.compiler.reset()
+    gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

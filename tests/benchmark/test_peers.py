@@ -1,6 +1,7 @@
 """The peers are measured on the same sentences, and they are not lamed: padding changes nothing, and Marian learns."""
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -143,6 +144,33 @@ def test_marian_learns_a_few_sentences_by_heart(prepared, tmp_path):
     for beam in (1, 4):
         translations = translated(training, prepared.vocabulary, [source for source, _ in texts], beam, 8)
         assert translations == [target for _, target in texts]
+
+
+def test_peers_do_not_pay_for_garbage_that_dragoman_does_not_pay_for(prepared, tmp_path):
+    from peers import Size, padded_speed, tidy_up
+
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    options = argparse.Namespace(batches=1, seconds=1.0)
+    padded_speed(padded.Plain(config, len(prepared.vocabulary)), config, prepared, Size(256, 1), options)
+    assert gc.get_freeze_count()
+    tidy_up()
+    assert not gc.get_freeze_count()
+
+
+@needs_transformers
+def test_marian_sets_aside_what_it_compiled(prepared, tmp_path):
+    from marian import COMPILING, Training, endless
+
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    training = Training(config, prepared, argparse.Namespace(compile="off", minutes=1.0))
+    stream = endless(prepared.encoded("train"), 256, 1, multiple=1, pin=False)
+    try:
+        for _ in range(COMPILING):
+            assert not gc.get_freeze_count()
+            training.train_until(0.0, stream)
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 @needs_transformers
