@@ -7,9 +7,10 @@ import pytest
 import torch
 from support import as_overrides, dragoman, tiny_config
 
+from dragoman.config.load import to_toml
 from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import Mesh
-from dragoman.runs import RunFolder, read_rows, write_json
+from dragoman.runs import RunFolder, read_rows, write_json, write_text
 from dragoman.training import facts, precision
 from dragoman.training.state import TrainState
 
@@ -58,6 +59,12 @@ def test_what_needs_a_newer_gpu_is_refused(monkeypatch):
     assert precision.resolve("fp16", torch.device("cuda")) == "fp16"
 
 
+def begun(folder, config, **known):
+    """What a start leaves behind."""
+    write_text(folder.config, to_toml(config))
+    write_json(folder.environment, known)
+
+
 def test_what_auto_means_is_decided_once_in_a_run(prepared, tmp_path, monkeypatch):
     config = tiny_config(prepared.folder, tmp_path / "run", "train.precision=auto")
     here, folder = Mesh(0, 1, 0, CPU), RunFolder(tmp_path / "run")
@@ -65,13 +72,35 @@ def test_what_auto_means_is_decided_once_in_a_run(prepared, tmp_path, monkeypatc
     def decided(gain, known=None):
         monkeypatch.setattr(precision, "gain_of_bf16", lambda: gain)
         if known:
-            write_json(folder.environment, known)
+            begun(folder, config, **known)
         return facts.precision_of(config, here, folder)
 
     assert (decided(9.0), decided(0.0)) == ("bf16", "fp32")
     assert decided(9.0, {"device": "cpu", "precision": "fp32"}) == "fp32"
     assert decided(1.0, {"device": "cpu", "precision": "bf16"}) == "bf16"
     assert decided(1.0, {"device": "cuda", "precision": "bf16"}) == "fp32", "another machine"
+
+
+def test_auto_is_decided_afresh_where_the_device_cannot_do_what_was_decided(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.precision=auto")
+    folder = RunFolder(tmp_path / "run")
+    begun(folder, config, device="cuda", precision="bf16")
+    found = facts.precision_of(config, Mesh(0, 1, 0, torch.device("cuda")), folder)
+    assert found == "fp32"
+    assert facts.changes(folder, config, found) == ["train.precision auto: bf16 -> fp32"]
+    assert facts.changes(folder, config, "bf16") == []
+
+
+@pytest.mark.parametrize("before", ["auto", "fp32"])
+def test_auto_is_decided_afresh_after_a_precision_that_was_asked_for(prepared, tmp_path, monkeypatch, before):
+    """Also where an auto that followed took it over."""
+    monkeypatch.setattr(precision, "gain_of_bf16", lambda: 9.0)
+    asked = tiny_config(prepared.folder, tmp_path / "run", f"train.precision={before}")
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.precision=auto")
+    begun(RunFolder(tmp_path / "run"), asked, device="cpu", precision="fp16" if before == "auto" else before)
+    assert facts.precision_of(config, Mesh(0, 1, 0, CPU), RunFolder(tmp_path / "run")) == "bf16"
 
 
 def last_loss(prepared, run, name, *overrides):

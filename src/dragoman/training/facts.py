@@ -23,7 +23,7 @@ from dragoman.data.loader import Share, Stage, Stages
 from dragoman.data.order import Corpus, with_temperature
 from dragoman.data.pack import Packing
 from dragoman.data.subwords import Vocabulary
-from dragoman.errors import ConfigError, DataError, RunError
+from dragoman.errors import ConfigError, DataError, RunError, TrainingError
 from dragoman.model import size
 from dragoman.monitor import gpu, host
 from dragoman.parallel import plan
@@ -46,16 +46,28 @@ def share_of(config: Config, mesh: Mesh) -> Share:
 
 def precision_of(config: Config, mesh: Mesh, folder: runs.RunFolder) -> str:
     """What `auto` means is decided once in a run: by trying on a CPU, where another time it might be decided otherwise."""
-    wanted, known = config.train.precision, {}
-    if wanted == "auto":
-        with suppress(RunError):
-            known = runs.read_json(folder.environment)
-    device, decided = from_main(mesh, (known.get("device"), known.get("precision")))
-    if decided and device == mesh.device.type:
-        wanted = decided
+    wanted = config.train.precision
+    decided = from_main(mesh, decided_before(folder, mesh.device) if wanted == "auto" else "")
     trying = mesh.device.type == "cuda" or mesh.local_rank == 0  # on a CPU one a host, or they would hinder each other
-    names = set(gather(mesh, resolve(wanted, mesh.device) if trying else None)) - {None}
+    names = set(gather(mesh, possible(decided, wanted, mesh.device) if trying else None)) - {None}
     return str(names.pop()) if len(names) == 1 else "fp32"
+
+
+def decided_before(folder: runs.RunFolder, device: torch.device) -> str:
+    """What `auto` meant when the run was started last, on such a device; empty where it was not asked for."""
+    with suppress(RunError, ConfigError):
+        known, asked = runs.read_json(folder.environment), load_config(folder.config).train.precision
+        if asked == "auto" and known.get("device") == device.type and known.get("precision") in ("bf16", "fp32"):
+            return str(known["precision"])
+    return ""
+
+
+def possible(decided: str, wanted: str, device: torch.device) -> str:
+    """What was decided, where this device can do it."""
+    if decided:
+        with suppress(TrainingError):
+            return resolve(decided, device)
+    return resolve(wanted, device)
 
 
 def packing_of(data: PreparedData, config: Config) -> Packing:
@@ -147,12 +159,18 @@ def check_same(saved: dict[str, Any], now: dict[str, Any], changed: list[str], s
             )
 
 
-def changes(folder: runs.RunFolder, config: Config) -> list[str]:
-    """What is configured otherwise than when the run was started last, key by key."""
+def changes(folder: runs.RunFolder, config: Config, precision: str) -> list[str]:
+    """What is configured otherwise than when the run was started last, key by key, and what "auto" now means."""
+    known: dict[str, Any] = {}
+    with suppress(RunError):
+        known = runs.read_json(folder.environment)
+    before = known.get("precision", precision)
+    is_other = config.train.precision == "auto" and before != precision
+    told = [f"train.precision auto: {before} -> {precision}"] if is_other else []
     try:
-        return differences(load_config(folder.config), config)
+        return differences(load_config(folder.config), config) + told
     except ConfigError as error:  # of another version, say
-        return [f"run.toml cannot be compared ({error})"]
+        return [f"run.toml cannot be compared ({error})", *told]
 
 
 SILENT = "no last words: killed, or the power was lost"

@@ -160,7 +160,7 @@ class Trainer:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else checkpoint.Found()
         source = from_main(self.mesh, found.source)  # one rank chooses for all
         if source is not None:
-            self.changed = facts.changes(self.folder, self.config)
+            self.changed = facts.changes(self.folder, self.config, self.arithmetic.name)
             facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity, self.changed, source)
             checkpoint.restore(source, self.state, self.strategy)
         if len(set(gather(self.mesh, (self.state.step, self.state.position)))) > 1:
