@@ -11,6 +11,7 @@ from support import tiny_config
 from dragoman.cli.stages import train
 from dragoman.data.loader import Share
 from dragoman.errors import TrainingError
+from dragoman.parallel.strategy import Strategy
 from dragoman.runs import RunFolder, read_json, read_rows
 from dragoman.training import memory, trainer
 
@@ -42,11 +43,17 @@ def test_auto_keeps_the_batch_and_is_written_down(prepared, tmp_path):
     assert losses[0] == losses[1]
 
 
-def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["a step", "validation", "before the first step"])
+def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, monkeypatch, place):
     def too_much(*arguments):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trainer, "update", too_much)
+    if place == "a step":
+        monkeypatch.setattr(trainer, "update", too_much)
+    elif place == "validation":
+        monkeypatch.setattr(trainer, "validation_loss", too_much)
+    else:
+        monkeypatch.setattr(Strategy, "settle", too_much)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(memory, "CPU_SLOTS", 512)
     config = tiny_config(prepared.folder, tmp_path / "run")

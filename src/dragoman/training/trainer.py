@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -53,6 +53,8 @@ from dragoman.training.watchdog import END, START, Watchdog
 from dragoman.training.window import Totals, Window
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 ROLLED_BACK = "rolled back"  # a reason not to stop but to read on from where training now is
 CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
@@ -235,7 +237,7 @@ class Trainer:
         state = self.state
         wrapped = self.wrapped()
         time_exchanges(wrapped)
-        self.strategy.settle(partial(self.pass_for_nothing, wrapped))
+        self.within_memory(wrapped, self.strategy.settle, partial(self.pass_for_nothing, wrapped))
         pin = self.mesh.device.type == "cuda"
         reason = ROLLED_BACK
         try:
@@ -277,15 +279,7 @@ class Trainer:
             rate = self.rate(state.step)
             optim.set_rate(state.optimizer, rate)
             how = (self.strategy, train, self.arithmetic, self.config.run.seed, window.clock, window.norm_limit)
-            full = False
-            try:
-                loss_sum, norm = update(state, wrapped, step, *how)
-            except RuntimeError as error:
-                full = memory.ran_out(error)
-                if not full:
-                    raise
-            if full:  # out here: the error holds on to the step that failed
-                raise self.out_of_memory(wrapped)
+            loss_sum, norm = self.within_memory(wrapped, update, state, wrapped, step, *how)
             self.saver.writer.check()
             self.data_check.result()
             if self.watchdog.where == START:
@@ -304,7 +298,7 @@ class Trainer:
             if stopping or self.due(train.log_every, self.config.validation.every, self.config.checkpoint.every):
                 # A short window may have no timed step: it is not without exchange.
                 window.exchanges = window.exchanges or timed
-                reason = self.look_back(window.close(), rate, stopping)
+                reason = self.within_memory(wrapped, self.look_back, window.close(), rate, stopping)
                 if reason:
                     return reason
                 if self.mesh.device.type == "cuda" and not gc.get_freeze_count():
@@ -400,6 +394,15 @@ class Trainer:
             )
         has_moments = bool(self.state.optimizer.state)
         return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic, has_moments=has_moments)
+
+    def within_memory(self, wrapped: nn.Module, do: Callable[..., Result], *what: Any) -> Result:
+        """Whatever fills a device is told in the same words."""
+        try:
+            return do(*what)
+        except RuntimeError as error:
+            if not memory.ran_out(error):
+                raise
+        raise self.out_of_memory(wrapped)  # out here: the error holds on to the step that failed
 
     def out_of_memory(self, wrapped: nn.Module) -> TrainingError:
         """In words, with a value that fits now."""
