@@ -1,6 +1,8 @@
 """Batches sized to the machine: the largest that fits, and words when it does not."""
 
+import re
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from support import tiny_config
 from dragoman.cli.stages import train
 from dragoman.data.loader import Share
 from dragoman.errors import TrainingError
+from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy
-from dragoman.runs import RunFolder, read_json, read_rows
+from dragoman.runs import RunFolder, read_json, read_rows, silent
 from dragoman.training import memory, trainer
 
 GPU = torch.cuda.is_available()
@@ -59,6 +62,19 @@ def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, m
     config = tiny_config(prepared.folder, tmp_path / "run")
     with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu = 1024; train\.tokens_per_gpu=512 fits"):
         train(config)
+
+
+def test_several_ranks_do_not_try_what_fits(prepared, tmp_path, monkeypatch):
+    """The others wait for the exchange of a pass that was cut off; every further pass would join it."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(memory, "rows_that_fit", lambda *arguments, **options: pytest.fail("tried"))
+    config = tiny_config(prepared.folder, tmp_path / "run")
+    found = trainer.Trainer(config, prepared, Mesh(0, 1, 0, torch.device("cpu")), [], "test", silent)
+    found.mesh = replace(found.mesh, world=2)
+    words = r"train\.tokens_per_gpu = 1024; try train\.tokens_per_gpu=512\."
+    assert re.search(words, str(found.out_of_memory(found.objective)))
+    found.share = replace(found.share, micro_rows=1)
+    assert "not even one row fits" in str(found.out_of_memory(found.objective))
 
 
 def test_what_fits_is_looked_for_when_the_step_that_failed_is_gone(prepared, tmp_path, monkeypatch):

@@ -411,13 +411,13 @@ class Trainer:
             wrapped.recordings.clear()
         torch.cuda.empty_cache()
         used = self.share.rows_per_micro_batch * self.packing.width
-        if isinstance(self.strategy, Sharded):  # trying what fits would have ranks wait for each other
-            remedy = f"try train.tokens_per_gpu={max(self.packing.width, used // 2)}"
+        if (
+            self.mesh.world > 1
+        ):  # trying what fits would have ranks wait for each other, DDP's too: its pass was cut off
+            fitting, remedy = used // 2 // self.packing.width * self.packing.width, "try train.tokens_per_gpu={}"
         else:
-            fitting = self.rows_that_fit() * self.packing.width
-            remedy = (
-                f"train.tokens_per_gpu={fitting} fits" if fitting else "not even one row fits: choose a smaller model"
-            )
+            fitting, remedy = self.rows_that_fit() * self.packing.width, "train.tokens_per_gpu={} fits"
+        remedy = remedy.format(fitting) if fitting else "not even one row fits: choose a smaller model"
         return TrainingError(
             f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {used}; {remedy}. "
             f"Checkpoints are in {self.folder.checkpoints}"
