@@ -6,12 +6,15 @@ when it is played."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 
 WARM_UP = 3  # passes of a shape before it is recorded: the first compiles and tries out kernels
 MOST_MEMORY = 0.45  # of the GPU's. What a graph uses nothing else can, and a step that fills a GPU keeps it busy
@@ -36,6 +39,7 @@ class Recorded(nn.Module):
         self.objective, self.device = objective, device
         self.passes: Counter[tuple[torch.Size, ...]] = Counter()
         self.recordings: dict[tuple[torch.Size, ...], Recording] = {}
+        self.works = True
         self.pool = torch.cuda.graph_pool_handle()  # one for all: no two graphs are under way at once
         self.anchor = torch.zeros(
             (), device=device, requires_grad=True
@@ -45,10 +49,11 @@ class Recorded(nn.Module):
         shape = tuple(tensor.shape for tensor in inputs)
         if shape not in self.recordings:
             self.passes[shape] += 1
-            if self.passes[shape] <= WARM_UP or not self.room():
-                sums: tuple[Tensor, Tensor] = self.objective(*inputs)
-                return sums
-            self.recordings[shape] = self.record(inputs)
+            if self.passes[shape] > WARM_UP and self.works and self.room():
+                self.try_to_record(shape, inputs)
+        if shape not in self.recordings:
+            sums: tuple[Tensor, Tensor] = self.objective(*inputs)
+            return sums
         played: tuple[Tensor, Tensor] = Play.apply(self.anchor, self.recordings[shape], *inputs)  # type: ignore[no-untyped-call]
         return played
 
@@ -57,6 +62,20 @@ class Recorded(nn.Module):
             return True
         total = torch.cuda.get_device_properties(self.device).total_memory
         return torch.cuda.max_memory_reserved(self.device) < MOST_MEMORY * total
+
+    def try_to_record(self, shape: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
+        """What cannot be recorded runs as it did before."""
+        stream = torch.cuda.current_stream(self.device)
+        try:
+            self.recordings[shape] = self.record(inputs)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a graph that cannot be ended stays in its own
+            self.works = False
+            self.recordings.clear()
+            log.warning(
+                "a step could not be recorded as a CUDA graph (%s); training goes on without, set train.cuda_graphs = false",
+                error,
+            )
 
     def record(self, inputs: tuple[Tensor, ...]) -> Recording:
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
