@@ -3,6 +3,7 @@
 import re
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy
 from dragoman.runs import RunFolder, read_json, read_rows, silent
 from dragoman.training import memory, trainer
+from dragoman.training.precision import Arithmetic
 
 GPU = torch.cuda.is_available()
 
@@ -62,6 +64,30 @@ def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, m
     config = tiny_config(prepared.folder, tmp_path / "run")
     with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu = 1024; train\.tokens_per_gpu=512 fits"):
         train(config)
+
+
+def test_a_trial_has_gradients_beside_it(monkeypatch):
+    """A step of several micro-batches adds to those of the ones before."""
+
+    class Objective(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.learns, self.frozen = (
+                torch.nn.Parameter(torch.ones(2), requires_grad=learns) for learns in (True, False)
+            )
+
+        def forward(self, *batch):
+            held.append([each.grad is not None for each in (self.learns, self.frozen)])
+            return (self.learns * self.frozen).sum(), torch.zeros(())
+
+    held = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    objective = Objective()
+    assert memory.survives(objective, Arithmetic("fp32", torch.device("cpu")), 1, 8, has_moments=False)
+    assert held == [[True, False]]
+    assert objective.learns.grad is None
 
 
 def test_several_ranks_do_not_try_what_fits(prepared, tmp_path, monkeypatch):

@@ -56,13 +56,16 @@ def rows_that_fit(
 
 
 def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int, *, has_moments: bool) -> bool:
-    """Whether a batch without an empty slot goes through forward and backward."""
+    """Whether a batch without an empty slot goes through forward and backward beside the gradients of another, as in a step of several."""
     device, parameters = arithmetic.device, list(objective.parameters())
     kept = [parameter.grad for parameter in parameters]
     try:
         later = 0 if has_moments else MOMENT_BYTES * sum(parameter.numel() for parameter in parameters)
         spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
         reserved = torch.empty(later + spare, dtype=torch.uint8, device=device)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         with arithmetic():
             loss, _ = objective(*full_batch(rows, width).to(device).tensors())
         loss.backward()
