@@ -5,6 +5,8 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -13,10 +15,11 @@ from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
+from dragoman.data import loader
 from dragoman.errors import DataError, RunError, TrainingError
 from dragoman.model.folder import read_model
 from dragoman.model.transformer import Transformer
-from dragoman.parallel.mesh import joined
+from dragoman.parallel.mesh import Mesh, joined
 from dragoman.report import load_run
 from dragoman.report.size_questions import checkpoint_bytes
 from dragoman.training.checkpoint import newest_sound
@@ -96,6 +99,28 @@ def test_long_pairs_are_trained_on_and_a_resumed_run_is_still_exact(prepared, tm
     assert all(0.4 < row["row_fill"] <= 1 for row in runs.read_rows(folder.metrics) if row["kind"] == "train")
     with pytest.raises(RunError, match=r"train\.wide_tile_width"):
         train(tiny_config(prepared.folder, folder.path, *wide, "train.wide_tile_width=128"), resume=True)
+
+
+@pytest.mark.parametrize(("device", "passes"), [("cpu", False), ("cuda", True)])
+def test_on_a_gpu_both_shapes_are_passed_over_before_the_first_step(prepared, tmp_path, monkeypatch, device, passes):
+    """They are compiled then, and not in the middle of an epoch."""
+
+    class Spy(torch.nn.Module):
+        def forward(self, *inputs):
+            seen.add(inputs[0].shape)
+            return torch.zeros((), requires_grad=True), torch.zeros(())
+
+    wide = ["train.tile_width=32", "train.wide_tile_width=64", "train.window_pairs=200", "train.tokens_per_gpu=512"]
+    config = tiny_config(prepared.folder, tmp_path / "run", *wide)
+    trainer = Trainer(config, prepared, Mesh(0, 1, 0, torch.device("cpu")), [], "test", runs.silent)
+    stream = loader.steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+    shapes = {batch.source.shape for step in islice(stream, 14) for batch in step.micro_batches}
+    seen = set()
+    monkeypatch.setattr(loader.Batch, "to", lambda self, device: self)
+    trainer.mesh = replace(trainer.mesh, device=torch.device(device))
+    trainer.settle(Spy())
+    assert len(shapes) == 2
+    assert seen == (shapes if passes else set())
 
 
 def test_resume_with_two_ranks_is_exact_too_and_with_torchrun(prepared, tmp_path):

@@ -24,7 +24,7 @@ from dragoman.config.load import to_toml
 from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
-from dragoman.data.loader import Step, prefetched, steps, tiles
+from dragoman.data.loader import Share, Step, prefetched, steps, tiles
 from dragoman.errors import DragomanError, DriftError, TrainingError
 from dragoman.model import ops
 from dragoman.model.folder import Description
@@ -237,7 +237,7 @@ class Trainer:
         state = self.state
         wrapped = self.wrapped()
         time_exchanges(wrapped)
-        self.within_memory(wrapped, self.strategy.settle, partial(self.pass_for_nothing, wrapped))
+        self.within_memory(wrapped, self.settle, wrapped)
         pin = self.mesh.device.type == "cuda"
         reason = ROLLED_BACK
         try:
@@ -258,13 +258,26 @@ class Trainer:
             return Recorded(wrapped, self.mesh.device).train()
         return wrapped
 
-    def pass_for_nothing(self, wrapped: nn.Module) -> None:
+    def settle(self, wrapped: nn.Module) -> None:
+        """Before the first step. On a GPU wide rows are passed over too: compiling them would stop a run in mid-epoch."""
+        shapes = [(self.share, self.packing.width)]
+        if self.mesh.device.type == "cuda" and self.packing.wide_width:
+            shapes.append((self.share.widened(self.packing), self.packing.wide_width))
+        one_pass = partial(self.pass_for_nothing, wrapped, shapes)
+        self.strategy.settle(one_pass)
+        if len(shapes) > 1 and (
+            self.mesh.world == 1 or isinstance(self.strategy, Sharded)
+        ):  # which need no pass themselves
+            one_pass()
+
+    def pass_for_nothing(self, wrapped: nn.Module, shapes: list[tuple[Share, int]]) -> None:
         """Forward and backward over empty rows."""
-        batch = tiles(self.train_data, [[]] * self.share.rows_per_micro_batch, self.packing.width)
-        with self.arithmetic():
-            loss, _ = wrapped(*batch.to(self.mesh.device).tensors())
-        loss.backward()
-        self.state.optimizer.zero_grad(set_to_none=True)
+        for share, width in shapes:
+            batch = tiles(self.train_data, [[]] * share.rows_per_micro_batch, width)
+            with self.arithmetic():
+                loss, _ = wrapped(*batch.to(self.mesh.device).tensors())
+            loss.backward()
+            self.state.optimizer.zero_grad(set_to_none=True)
 
     def take_steps(self, stream: Iterator[Step], wrapped: nn.Module) -> str:
         train, state = self.config.train, self.state
