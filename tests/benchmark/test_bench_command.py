@@ -10,7 +10,9 @@ from support import as_overrides, dragoman, tiny_config
 SHARED = {"bench", "steps", "target_tokens", "target_tokens_per_s", "steps_per_s", "row_fill", "device_name", "data"}
 SPEED = {"source_tokens_per_s", "step_seconds", "mfu", "peak_tflops", "peak_process_bytes", "precision", "compile"}
 KEYS = {
-    "train": SHARED | SPEED | {"data_wait_share", "first_step_seconds"},
+    "train": SHARED
+    | SPEED
+    | {"data_wait_share", "first_step_seconds", "idle_seconds", "exposed_seconds", "data_seconds"},
     "step": SHARED | SPEED | {"forward_seconds", "backward_seconds", "optimizer_seconds", "other_seconds"},
     "loader": SHARED | {"prefetched_target_tokens_per_s", "pinned", "restart_seconds", "large_restart_seconds"},
 }

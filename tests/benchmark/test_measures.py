@@ -12,7 +12,7 @@ from support import tiny_config
 from dragoman.benchmark import figures, kernels, sentences
 from dragoman.benchmark.loader import measure_loader
 from dragoman.benchmark.step import measure_step, timed_update
-from dragoman.benchmark.train import measure_training
+from dragoman.benchmark.train import measure_training, summary
 from dragoman.config.schema import Model
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import steps
@@ -52,10 +52,39 @@ def test_training_counts_the_real_tokens_of_the_steps_after_the_warmup(config, p
     flops = size.flops(config.model, 400, found["source_tokens_per_s"], found["target_tokens_per_s"])
     assert found["mfu"] == pytest.approx(flops / 0.5e12, abs=1e-4)
     assert 0 <= found["data_wait_share"] < 1
+    parts = [found[f"{phase}_seconds"] for phase in (*figures.LOOP_PHASES, "between")]
+    assert sum(parts) == pytest.approx(found["step_seconds"], abs=1e-5)
+    assert min(parts[:-1]) >= 0
     assert found["first_step_seconds"] > 0
     assert found["peak_process_bytes"] > 0
     assert list((tmp_path / "temporary").iterdir()) == []
     assert not (tmp_path / "run").exists()
+
+
+def test_the_phases_of_the_real_loop_make_a_step():
+    """By hand: rows of 2 and of 4 steps, and 0.3 s between two rows."""
+    spans = {
+        "forward": 0.1,
+        "backward": 0.2,
+        "optimizer": 0.03,
+        "other": 0.01,
+        "exposed": 0.04,
+        "idle": 0.12,
+        "data": 0.15,
+    }
+    row = {f"{span}_seconds": spent for span, spent in spans.items()}
+    row |= {"row_fill": 0.9, "target_tokens_per_s": 1.0, "step_seconds": 0.5}
+    rows = [
+        row | {"step": 2, "steps": 2, "time": 10.0, "target_tokens": 10, "source_tokens": 10},
+        row | {"step": 4, "steps": 2, "time": 11.3, "target_tokens": 20, "source_tokens": 20},
+        row | {"step": 8, "steps": 4, "time": 14.6, "target_tokens": 40, "source_tokens": 40, "idle_seconds": 0.27},
+    ]
+    found = summary(rows, 2, 0.0)
+    assert found["idle_seconds"] == pytest.approx((2 * 0.12 + 4 * 0.27) / 6)
+    assert found["between_seconds"] == pytest.approx((4.6 - 2 * 0.5 - 4 * 0.65) / 6, abs=1e-6)
+    parts = [found[f"{phase}_seconds"] for phase in (*figures.LOOP_PHASES, "between")]
+    assert sum(parts) == pytest.approx(found["step_seconds"], abs=1e-5)
+    assert found["data_seconds"] == 0.15, "the host's, beside the device's"
 
 
 def test_steps_are_rounded_up_to_whole_rows_and_a_budget_ends_them_sooner(config):

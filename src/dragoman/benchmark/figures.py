@@ -20,6 +20,7 @@ from dragoman.training.trainer import Trainer
 
 Figures = dict[str, Any]
 PHASES = ("forward", "backward", "optimizer", "other")  # of a step
+LOOP_PHASES = (*PHASES, "exposed", "idle")  # of a step between two others, by the spans of a run
 
 # Dense bf16 matrix products of one device in TFLOP/s, from the data sheets; V100 and T4 have fp16 only. The first name
 # that is found counts: special ones stand before general ones.

@@ -19,6 +19,7 @@ from dragoman.parallel.reduce import wait_for_all
 from dragoman.training.trainer import Trainer
 
 ROWS = 5  # of metrics to take the median of, at least
+SPANS = (*figures.LOOP_PHASES, "data")
 
 
 class Enough(Exception):
@@ -85,14 +86,15 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 
 def summary(rows: list[runs.Row], warmup: int, started: float) -> figures.Figures:
-    """All tokens after the warm-up by all the time from its last row to the last one, whatever happened in it; medians of the
-    rows beside it. The first step took what the first row took, less the others in it."""
+    """All tokens after the warm-up by all the time from its last row to the last one, whatever happened in it. Phases are means
+    over the steps, so that they and what lies between two rows add up to a step. The first step took what the first row
+    took, less the others in it."""
     before = [row for row in rows if row["step"] <= warmup][-1]
     after = [row for row in rows if row["step"] > warmup]
     steps, seconds = after[-1]["step"] - before["step"], after[-1]["time"] - before["time"]
     tokens = {key: after[-1][key] - before[key] for key in ("target_tokens", "source_tokens")}
-    keys = ("row_fill", *(f"{phase}_seconds" for phase in figures.PHASES))
-    median = {key: round(statistics.median(row[key] for row in after), 6) for key in keys}
+    spans = {span: sum(row[f"{span}_seconds"] * row["steps"] for row in after) / steps for span in SPANS}
+    between = seconds / steps - sum(spans[phase] for phase in figures.LOOP_PHASES)
     typical = statistics.median(row["step_seconds"] for row in after)
     return {
         "steps": steps,
@@ -102,7 +104,8 @@ def summary(rows: list[runs.Row], warmup: int, started: float) -> figures.Figure
         "median_target_tokens_per_s": round(statistics.median(row["target_tokens_per_s"] for row in after), 1),
         "steps_per_s": round(steps / seconds, 4),
         "step_seconds": round(seconds / steps, 6),
-        **median,
+        **{f"{span}_seconds": round(spent, 6) for span, spent in (spans | {"between": between}).items()},
+        "row_fill": round(statistics.median(row["row_fill"] for row in after), 6),
         "data_wait_share": round(statistics.median(row["data_seconds"] / row["step_seconds"] for row in after), 4),
         "first_step_seconds": round(rows[0]["time"] - started - (rows[0]["step"] - 1) * typical, 3),
     }
