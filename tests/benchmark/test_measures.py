@@ -9,11 +9,11 @@ import pytest
 import torch
 from support import tiny_config
 
-from dragoman.benchmark import figures, kernels, sentences
+from dragoman.benchmark import figures, kernels, loader, sentences
 from dragoman.benchmark.loader import measure_loader
-from dragoman.benchmark.step import measure_step, timed_update
-from dragoman.benchmark.train import measure_training, summary
-from dragoman.config.schema import Model
+from dragoman.benchmark.step import measure_step, on_device, timed_update
+from dragoman.benchmark.train import changed, measure_training, summary
+from dragoman.config.schema import Corpus, Model
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import steps
 from dragoman.data.subwords import EOS
@@ -126,6 +126,24 @@ def test_the_loader_counts_the_real_tokens(config, prepared):
     assert found["prefetched_target_tokens_per_s"] > 0
     assert found["restart_pairs"] == len(prepared.encoded("train"))
     assert found["large_restart_pairs"] >= 20_000_000
+
+
+def test_corpora_are_mixed_as_in_the_run(tmp_path, monkeypatch):
+    """Drawn sentences too are those of the configured corpora."""
+    monkeypatch.setattr(sentences, "DRAWN_PAIRS", {"train": 400, "valid": 8})
+    monkeypatch.setattr(loader, "LARGE_PAIRS", 1000)
+    plain = tiny_config(tmp_path / "nothing", tmp_path / "run", "train.window_pairs=100", "subwords.vocab_size=300")
+    corpora = [Corpus(name=name, pairs="none.tsv", weight=weight) for name, weight in (("a", 0.1), ("b", 1.0))]
+    config = changed(plain, data={"corpora": corpora})
+    found = loader.measure_loader(config, count=2)
+    with sentences.opened(config, ALONE) as (data, _):
+        trainer = Trainer(config, data, ALONE, [], "test", silent)
+        assert [corpus.end for corpus in trainer.stages[0].mixture] == [200, 400]
+        where = (trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+        mixed, unmixed = (list(islice(steps(*where, *stages), 3)) for stages in ([trainer.stages], []))
+        placed = on_device(trainer)[0].micro_batches[0].source
+    assert [found["target_tokens"], found["source_tokens"]] == sums(mixed[1:])[:2] != sums(unmixed[1:])[:2]
+    assert placed.equal(mixed[0].micro_batches[0].source)
 
 
 def test_drawn_sentences_are_prepared_data(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,10 +17,11 @@ from dragoman.benchmark import figures
 from dragoman.benchmark.sentences import opened
 from dragoman.config import Config
 from dragoman.data.encode import Encoded, Side
-from dragoman.data.loader import Share, Step, prefetched, steps
+from dragoman.data.loader import Share, Stages, Step, prefetched, steps
+from dragoman.data.order import AllBut, Order
 from dragoman.data.pack import Packing, Position
 from dragoman.parallel.mesh import joined
-from dragoman.training.facts import packing_of, share_of
+from dragoman.training.facts import packing_of, share_of, stages_of
 
 LARGE_PAIRS = 20_000_000
 
@@ -28,15 +30,16 @@ def measure_loader(config: Config, *, count: int) -> figures.Figures | None:
     """Figures of `count` steps made twice, on the main rank; None on the others."""
     with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, _):
         encoded, share, packing = data.encoded("train"), share_of(config, mesh), packing_of(data, config)
-        direct = timed(steps(encoded, packing, share, Position()), count)
+        stages = stages_of(data, config)
+        direct = timed(steps(encoded, packing, share, Position(), stages), count)
         pin = mesh.device.type == "cuda"
-        with closing(prefetched(steps(encoded, packing, share, Position()), pin=pin)) as ahead:
+        with closing(prefetched(steps(encoded, packing, share, Position(), stages), pin=pin)) as ahead:
             threaded = timed(ahead, count)
         found = {
             "bench": "loader",
             "steps": count,
             **direct,
-            **restarts(encoded, packing, share),
+            **restarts(encoded, packing, share, stages),
             **{f"prefetched_{name}": value for name, value in threaded.items() if name.endswith("_per_s")},
             "rows_per_step": share.rows,
             "pinned": pin,
@@ -61,14 +64,24 @@ def repeated(side: Side, times: int) -> Side:
     return Side(ids, np.tile(side.ends, times) + np.repeat(np.arange(times) * side.ends[-1], len(side.ends)))
 
 
-def restarts(data: Encoded, packing: Packing, share: Share) -> figures.Figures:
+def stretched(stages: Stages, times: int) -> Stages:
+    """The same shares of corpora so many times as large."""
+    return tuple(
+        replace(stage, mixture=tuple(replace(corpus, end=corpus.end * times) for corpus in stage.mixture))
+        for stage in stages
+    )
+
+
+def restarts(data: Encoded, packing: Packing, share: Share, stages: Stages) -> figures.Figures:
     """Seconds until the first step from a position in the middle, of this corpus and of one of LARGE_PAIRS pairs or more."""
-    large = Encoded(*(repeated(side, -(-LARGE_PAIRS // len(data))) for side in (data.source, data.target)))
+    times = -(-LARGE_PAIRS // len(data))
+    large = Encoded(*(repeated(side, times) for side in (data.source, data.target)))
     found: figures.Figures = {}
-    for name, corpus in (("restart", data), ("large_restart", large)):
-        middle = Position(epoch=1, window=len(corpus) // packing.window_pairs // 2)
+    for name, corpus, mixed in (("restart", data, stages), ("large_restart", large, stretched(stages, times))):
+        epoch = Order(AllBut(len(corpus), np.empty(0, np.int64)), mixed[0].mixture if mixed else ())
+        middle = Position(epoch=1, window=len(epoch) // packing.window_pairs // 2)
         began = time.perf_counter()
-        next(steps(corpus, packing, share, middle))
+        next(steps(corpus, packing, share, middle, mixed))
         found |= {f"{name}_pairs": len(corpus), f"{name}_seconds": round(time.perf_counter() - began, 4)}
     return found
 

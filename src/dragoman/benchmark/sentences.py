@@ -63,8 +63,19 @@ def draw(folder: Path, config: Config) -> None:
             np.save(folder / f"{part}.{name}.ends.npy", np.cumsum(side))
             draw_ids(side, size, random).astype(id_type(size)).tofile(folder / f"{part}.{name}.ids")
         tokens = {f"{name}_tokens": int(side.sum()) for name, side in zip(SIDES, lengths, strict=True)}
-        manifest[part] = {"pairs": pairs, **tokens, "longest": int(np.max(lengths))}
+        manifest[part] = {
+            "pairs": pairs,
+            **tokens,
+            "longest": int(np.max(lengths)),
+            "corpora": in_equal_parts(pairs, config),
+        }
     runs.write_json(folder / runs.MANIFEST, manifest | {"digest": runs.digest_of(manifest)})
+
+
+def in_equal_parts(pairs: int, config: Config) -> dict[str, dict[str, int]]:
+    """The configured corpora, so that their weights can be kept to."""
+    names = [corpus.name for corpus in config.data.corpora]
+    return {name: {"pairs": pairs * (at + 1) // len(names) - pairs * at // len(names)} for at, name in enumerate(names)}
 
 
 def learn_words(size: int, path: Path) -> None:

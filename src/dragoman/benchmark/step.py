@@ -72,7 +72,8 @@ def measure_step(
 
 
 def on_device(trainer: Trainer) -> list[Step]:
-    stream = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+    position = (trainer.state.position, trainer.stages, trainer.state.step)
+    stream = steps(trainer.train_data, trainer.packing, trainer.share, *position)
     device = trainer.mesh.device
     return [
         replace(step, micro_batches=[batch.to(device) for batch in step.micro_batches])
