@@ -150,6 +150,7 @@ def test_drawn_sentences_are_prepared_data(tmp_path):
     config = tiny_config(tmp_path / "nothing", tmp_path / "run", "data.max_tokens=60", "subwords.vocab_size=3000")
     with sentences.opened(config, ALONE) as (data, folder):
         assert isinstance(data, PreparedData)
+        data.check("train", "valid")
         assert len(data.vocabulary) == 3000
         train = data.encoded("train")
         assert len(train) == sentences.DRAWN_PAIRS["train"]

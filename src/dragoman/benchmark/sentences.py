@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from dragoman import runs
 from dragoman.config.schema import SPECIAL_TOKENS, Config, Subwords
-from dragoman.data.encode import MANIFEST_FORMAT, SIDES, Ints, PreparedData, id_type
-from dragoman.data.subwords import EOS, VOCABULARY_FILE, learn
+from dragoman.data.encode import MANIFEST_FORMAT, SIDES, Ints, PreparedData, id_files, id_type
+from dragoman.data.subwords import EOS, VOCABULARY_FILE, Vocabulary, learn
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, wait_for_all
 from dragoman.training.facts import check_fits
@@ -55,8 +55,9 @@ def draw(folder: Path, config: Config) -> None:
     folder.mkdir()
     size = config.subwords.vocab_size
     learn_words(size, folder / VOCABULARY_FILE)
+    vocabulary = {"size": size, "digest": Vocabulary(folder / VOCABULARY_FILE).digest()}
     random = np.random.default_rng(config.run.seed)
-    manifest = {"format": MANIFEST_FORMAT, "corpus": DRAWN, "vocabulary": {"size": size}}
+    manifest = {"format": MANIFEST_FORMAT, "corpus": DRAWN, "vocabulary": vocabulary}
     for part, pairs in DRAWN_PAIRS.items():
         lengths = draw_lengths(pairs, config.data.max_tokens, random)
         for name, side in zip(SIDES, lengths, strict=True):
@@ -67,6 +68,7 @@ def draw(folder: Path, config: Config) -> None:
             "pairs": pairs,
             **tokens,
             "longest": int(np.max(lengths)),
+            "digest": runs.digest_of([runs.digest(folder / name) for name in id_files(part)]),
             "corpora": in_equal_parts(pairs, config),
         }
     runs.write_json(folder / runs.MANIFEST, manifest | {"digest": runs.digest_of(manifest)})
