@@ -81,6 +81,8 @@ class Made:
     retransmitted: float = 0.0  # share of segments
     throttled: dict[int, float] = field(default_factory=dict)  # host -> seconds in a second
     crash_at: int = 0
+    stops: tuple[int, ...] = ()  # steps of a stop in good order, each followed by a resume
+    start_up: float = 8.0  # seconds without work after every start
     skipped: int = 0
     missing: list[str] = field(default_factory=list)
     change: Callable[[Made], None] | None = None  # of the finished rows, before they are written
@@ -112,7 +114,7 @@ class Made:
 
     def write(self) -> Path:
         self.event("start", 0, ranks=self.world)
-        self.pass_time(8.0, working=False)
+        self.pass_time(self.start_up, working=False)
         rate = learning_rate(self.config)
         for step in range(self.log_every, self.steps + 1, self.log_every):
             self.window(step, rate(step - 1))
@@ -120,6 +122,8 @@ class Made:
                 self.validate(step)
             if self.crash_at and step >= self.crash_at:
                 self.crash(step)
+            if step in self.stops:
+                self.stop(step)
         if self.reason:
             self.event("stop", self.steps, reason=self.reason, seconds=self.now - START)
         if self.change:
@@ -188,6 +192,12 @@ class Made:
         self.crash_at = 0
         self.now += 120.0
         self.event("resume", kept, ranks=self.world, lost_steps=step - kept)
+
+    def stop(self, step: int) -> None:
+        self.event("stop", step, reason="interrupted", seconds=self.now - START)
+        self.now += 60.0
+        self.event("resume", step, ranks=self.world, lost_steps=0)
+        self.pass_time(self.start_up, working=False)
 
     def noisy(self, value: float) -> float:
         return value + self.random.gauss(0, self.noise)

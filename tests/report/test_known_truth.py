@@ -252,6 +252,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     ),
     "loss spikes": ({**GPUS, "loss": spiky}, "compute", {2: "^Yes"}, ("2 loss spikes, at step 2,000, 3,000",)),
     "restarted": ({**GPUS, "crash_at": 1850}, "compute", {1: "were lost to 1 restart"}, ("1 restart, ",)),
+    "stopped and resumed four times": (
+        {**GPUS, "lead": 0.0, "stops": (1000, 2000, 2750, 3500), "start_up": 100.0}, "compute", {1: "4,000 training steps.$", 4: "^Yes: busy 99.0 %"}, (),
+    ),
     "killed": ({**GPUS, "reason": ""}, "compute", {1: "still running, or killed"}, ()),
     "stopped before its time": ({**GPUS, "planned": 300_000, "reason": "interrupted"}, "compute", {}, ("did 4,000 of 300,000 planned",)),
     "a decay cut off": (

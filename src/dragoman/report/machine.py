@@ -278,19 +278,34 @@ def predicted(record: RunRecord) -> Exchange:
 
 
 @once
+def interruptions(record: RunRecord) -> list[tuple[float, float]]:
+    """When no step was made, or none that was kept, in their order and apart: validations, checkpoints, what was lost, and every
+    start up to its first row."""
+    made = sorted(row["time"] for row in record.train_rows if "time" in row)
+    found = [measures.pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint")]
+    found += measures.pauses(record) + [(each.since, each.until) for each in measures.setbacks(record)]
+    for row in measures.starts(record):
+        found.append((row["time"], next(iter(made[bisect(made, row["time"]) :]), float("inf"))))
+    apart: list[tuple[float, float]] = []
+    for since, until in sorted(found):
+        if apart and since <= apart[-1][1]:
+            since, until = apart[-1][0], max(until, apart.pop()[1])
+        apart.append((since, until))
+    return apart
+
+
+@once
 def training_samples(record: RunRecord, host: str) -> list[Row]:
-    """Samples taken while steps were made: not at the start, in a validation or while a checkpoint held training up."""
-    since = measures.rearranged_at(record)
+    """Samples taken while steps were made, on the ranks and hosts that are described."""
+    since, idle = measures.rearranged_at(record), interruptions(record)
     begun = min((row["time"] for row in record.train_rows if "time" in row and row["step"] > since), default=0.0)
     ended = max((row["time"] for row in record.train_rows if "time" in row), default=float("inf"))
-    pauses = sorted(measures.pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint"))
 
-    def paused(time: float) -> bool:
-        before = bisect(pauses, (time, float("inf")))  # a checkpoint may lie inside a longer validation
-        return any(since <= time <= until for since, until in pauses[max(0, before - 3) : before])
+    def working(time: float) -> bool:
+        before = bisect(idle, (time, float("inf")))
+        return begun <= time <= ended and (not before or idle[before - 1][1] <= time)
 
-    rows = [row for row in record.telemetry.get(host, []) if begun <= row["time"] <= ended]
-    return [row for row in rows if not paused(row["time"])]
+    return [row for row in record.telemetry.get(host, []) if working(row["time"])]
 
 
 @once

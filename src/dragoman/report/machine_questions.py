@@ -74,10 +74,10 @@ def wait_evidence(found: Waits) -> Evidence:
 
 
 def gpus_used(record: RunRecord) -> Answer:
-    """NVML was asked once a second; samples in validations, checkpoints and before the first row of metrics are left out.
-    Utilisation is the share of time in which any kernel ran, also one that only waits. SM activity (GPM) is the share of
-    multiprocessors that worked; power against its limit shows the same. Busy: above 85 % of the time; working: more than half of the
-    multiprocessors, or where the card does not tell, 65 % of the power limit."""
+    """NVML was asked once a second; samples in validations, in checkpoints, in lost work and between a start and its first row of metrics
+    are left out. Utilisation is the share of time in which any kernel ran, also one that only waits. SM activity (GPM) is the share
+    of multiprocessors that worked; power against its limit shows the same. Busy: above 85 % of the time; working: more than half of
+    the multiprocessors, or where the card does not tell, 65 % of the power limit."""
     if text(record.environment, "device") not in ("", "cuda"):
         name = text(record.environment, "device_name") or "unknown"
         facts = bound_evidence(record)
