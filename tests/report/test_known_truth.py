@@ -119,6 +119,10 @@ def tokens_twice(run: Made) -> None:
             row["target_tokens_per_s"] *= 2
 
 
+def no_environment(run: Made) -> None:
+    run.environment = {}
+
+
 def no_spans(run: Made) -> None:
     run.spans.clear()
 
@@ -147,6 +151,10 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {"ranks": 2, **GPUS, "network": 0.2}, "exchange",
         {5: "^No traffic, and no bottleneck in the network: 2 ranks on one host; but the exchange of gradients inside the host bounds the step: 38.9 %"},
         ("The exchange of gradients inside the host bounds the step",),
+    ),
+    "ranks that wait for gradients, nobody knows where": (
+        {"ranks": 2, **GPUS, "network": 0.2, "change": no_environment}, "gradients",
+        {5: "^Not recorded: environment.json is empty or torn"}, ("The exchange of gradients, over what is not recorded, bounds the step",),
     ),
     "sharded inside one host": (
         {"ranks": 2, **GPUS, "overrides": ["parallel.strategy=fsdp", "train.tokens_per_gpu=4096"]}, "untimed",

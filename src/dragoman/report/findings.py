@@ -42,6 +42,7 @@ def bottleneck(record: RunRecord) -> Found:
     remedies = {
         "network": "send less (fewer, larger steps; gradients in 16 bit; fewer exchanges), use a faster link, or fewer hosts",
         "exchange": "fewer ranks with more work each, or gradients in 16 bit; GPUs: see whether they reach each other directly (NVLink)",
+        "gradients": "send less (larger steps, gradients in 16 bit); inside one host fewer ranks, between hosts a faster link",
         "ranks": "find out why it is slower (see below), or leave its host out",
         "data": "put the prepared data on a local disk, and look at the CPU and the disk of the hosts",
         "host": "make steps larger (train.batch_tokens), turn on train.compile, keep other work off the host's cores",

@@ -63,14 +63,15 @@ class Waits(NamedTuple):
     ranks: float  # what the rank that waits most waits longer than that: for a slower one, which itself does not wait
     data: float
     host: float  # a GPU had nothing to do, and not because of data
-    inside: bool  # one host: its ranks exchange gradients without a network
+    exchange: (
+        str  # what gradients go over: "network"; "exchange" inside one host; "gradients" where no host is recorded
+    )
     untimed: bool  # the strategy exchanges inside of both passes, and nobody times that
 
     @property
     def causes(self) -> dict[str, float]:
         """Shares of the step."""
-        exchange = "exchange" if self.inside else "network"
-        seconds = {exchange: self.network, "ranks": self.ranks, "data": self.data, "host": self.host}
+        seconds = {self.exchange: self.network, "ranks": self.ranks, "data": self.data, "host": self.host}
         return {name: spent / self.step for name, spent in seconds.items()}
 
     @property
@@ -109,7 +110,8 @@ def waits(record: RunRecord) -> Waits:
     world = min(len(window.ranks["idle"]) for window in found)
     # By rank, because chance makes every rank the slowest at times.
     ranks = max(mean_step(found, partial(wait_of, cause="ranks", rank=rank)) for rank in range(world))
-    return Waits(found, step, network, ranks, data, host, len(record.hosts) == 1, strategy in UNTIMED and world > 1)
+    exchange = {0: "gradients", 1: "exchange"}.get(len(record.hosts), "network")
+    return Waits(found, step, network, ranks, data, host, exchange, strategy in UNTIMED and world > 1)
 
 
 def mean_step(found: list[Window], seconds: Callable[[Window], float]) -> float:
@@ -121,7 +123,7 @@ def wait_of(window: Window, cause: str, rank: int | None = None) -> float:
     waited = window.ranks["exposed"]
     if cause == "ranks":
         return (max(waited) if rank is None else waited[rank]) - min(waited)
-    if cause in ("network", "exchange"):
+    if cause in ("network", "exchange", "gradients"):
         return min(waited)
     return exposed_data(window) if cause == "data" else window.mean("idle") - exposed_data(window)
 

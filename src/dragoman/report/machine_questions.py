@@ -19,6 +19,7 @@ CAUSES = {
     "compute": "computing itself bounds the step",
     "network": "the network bounds the step",
     "exchange": "the exchange of gradients inside the host bounds the step",
+    "gradients": "the exchange of gradients, over what is not recorded, bounds the step",
     "untimed": "what bounds the step cannot be told: its exchange is part of both passes, and nobody times it",
     "ranks": "waiting for a slower rank bounds the step",
     "data": "waiting for data bounds the step",
@@ -61,6 +62,7 @@ def wait_evidence(found: Waits) -> Evidence:
     names = {
         "network": "for gradients over the network",
         "exchange": "for gradients inside the host",
+        "gradients": "for gradients, over what is not recorded",
         "ranks": "for slower ranks",
         "data": "for data",
         "host": "for the host",
