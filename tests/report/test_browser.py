@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from made_runs import Gpu, Made
 
+from dragoman.errors import RunError
 from dragoman.report import load_run, watch
 from dragoman.report.render import render_html
 from dragoman.report.watch import Live, server
@@ -105,10 +106,18 @@ def test_the_page_is_quiet_and_its_figures_can_be_changed_by_keyboard(tmp_path: 
     assert seen["reach"] > 20
 
 
-def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on after the browser has asked twice; the browser shows it without being told."""
+@pytest.mark.parametrize("refusals", [0, 3])
+def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+    """The run goes on after the browser has asked twice; the browser shows it without being told, also after answers that are
+    no pages, because a file could not be read for a moment."""
     folder = Made(tmp_path / "run", reason="").write()
-    real, asked = Live.stamp, []
+    real, asked, draw, refused = Live.stamp, [], Live.page, []
+
+    def page(live: Live) -> str:
+        if live.html and len(refused) < refusals:
+            refused.append(1)
+            raise RunError("metrics.jsonl cannot be read")
+        return draw(live)
 
     def stamp(live: Live) -> str:
         asked.append(1)
@@ -118,6 +127,7 @@ def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(live)
 
     monkeypatch.setattr(Live, "stamp", stamp)
+    monkeypatch.setattr(Live, "page", page)
     monkeypatch.setattr(watch, "REST", 0.0)
     focus = '<script>addEventListener("load", () => document.getElementById("x-time").focus());'
     focus += "setInterval(() => document.body.dataset.focus = document.activeElement.id, 100);</script></body>"
@@ -132,4 +142,5 @@ def test_the_live_page_renews_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(asked) >= 4
     assert "Step 4,050" in dom
     assert 'data-focus="x-time"' in dom, "the keyboard is where it was"
-    assert console == []
+    assert [line for line in console if "status of 500" not in line] == []
+    assert len(refused) == refusals

@@ -17,15 +17,21 @@ LOOPBACK = "127.0.0.1"
 REST = 10.0  # times as long as drawing took: a page that is watched takes at most a tenth of a core from the run
 SCRIPT = """<script>
 let seen = "%s";
+async function ask(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw answer.status;
+  return answer.text();
+}
 async function renew() {
   try {
-    const now = await (await fetch("/stamp")).text();
+    const now = await ask("/stamp");
     if (now !== seen) {
-      const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+      const main = new DOMParser().parseFromString(await ask("/"), "text/html").querySelector("main");
+      if (!main) throw "no page";
       const axis = document.querySelector(".axis:checked");
       const reach = () => [...document.querySelectorAll("main a[href], main input, main [tabindex]")];
       const focused = reach().indexOf(document.activeElement);
-      document.querySelector("main").replaceWith(page.querySelector("main"));
+      document.querySelector("main").replaceWith(main);
       if (axis) document.getElementById(axis.id).checked = true;
       if (focused >= 0) reach()[focused]?.focus({preventScroll: true});
       seen = now;
