@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from dragoman.config.schema import Monitor
 from dragoman.errors import MissingExtra
 from dragoman.monitor import host, sampler
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics, MLflow, TensorBoard, WandB
-from dragoman.runs import read_rows
+from dragoman.monitor.sinks import Metrics, MLflow, TensorBoard, WandB, sinks
+from dragoman.runs import RunFolder, read_rows
 
 
 def test_this_host_is_described_without_addresses():
@@ -147,15 +148,21 @@ class Service:
     id = "abc"
 
     def __init__(self):
-        self.sent = []
+        self.sent, self.step = [], 0
         self.info = SimpleNamespace(run_id=self.id)
 
     def init(self, **how):
         self.sent.append(how)
         return self
 
-    def log(self, numbers, step):
-        self.sent.append((step, numbers))
+    def define_metric(self, names, step_metric):
+        self.axis = {names: step_metric}
+
+    def log(self, numbers, step=None):
+        """Rows of a step that is over are dropped, as wandb does."""
+        self.step = self.step + 1 if step is None else step
+        if self.step == max(self.step, *(sent[0] for sent in self.sent if isinstance(sent, tuple)), 0):
+            self.sent.append((self.step, numbers))
 
     def log_metrics(self, numbers, step):
         self.sent.append((step, numbers))
@@ -183,10 +190,33 @@ def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
         metrics.close()
         assert service.sent[-1] == "end"
         (numbers,) = [sent[1] for sent in service.sent if isinstance(sent, tuple)]
-        assert list(numbers.values()) == [3.0]
+        assert [value for key, value in numbers.items() if key != "step"] == [3.0]
         make("translation", "run-7", known)
         first, again = [sent.get("id", sent.get("run_id")) for sent in service.sent if isinstance(sent, dict)]
         assert (first, again) == (None, "abc"), "a resumed run is the same one there too"
+
+
+def test_rows_after_a_return_to_a_checkpoint_reach_weights_and_biases(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", service := Service())
+    sink = WandB("translation", "run-7", tmp_path / "id")
+    for step in (50, 100, 60):
+        sink.write("train", step, {"loss": 3.0})
+    assert [sent[1][service.axis["*"]] for sent in service.sent if isinstance(sent, tuple)] == [50, 100, 60]
+
+
+def test_a_server_that_is_down_at_the_start_is_told_once_and_left(tmp_path, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise ConnectionError("no route to host")
+
+    down = SimpleNamespace(init=refuse, set_experiment=refuse)
+    for module in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, module, down)
+    found = sinks(RunFolder(tmp_path), Monitor(wandb="translation", mlflow="translation"))
+    assert [type(sink).__name__ for sink in found] == ["TensorBoard"]
+    assert caplog.text.count("no route to host") == 2
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtra):
+        sinks(RunFolder(tmp_path), Monitor(wandb="translation"))
 
 
 def test_a_missing_package_is_named_and_a_broken_service_is_left_alone(tmp_path, monkeypatch, caplog):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from dragoman.config.schema import Monitor
-from dragoman.errors import require_extra
+from dragoman.errors import MissingExtra, require_extra
 from dragoman.runs import Row, RunFolder, append_row, write_text
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,13 @@ class WandB:
         """A resumed run goes on where it was there too: its number is kept in the file `known`."""
         wandb = require_extra("wandb", "wandb", "monitor.wandb")
         self.run = wandb.init(project=project, name=name, id=read_known(known), resume="allow")
+        self.run.define_metric(
+            "*", step_metric="step"
+        )  # its own step never goes back, as training does to a checkpoint
         write_text(known, self.run.id)
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        self.run.log({f"{kind}/{key}": value for key, value in numbers.items()}, step=step)
+        self.run.log({"step": step, **{f"{kind}/{key}": value for key, value in numbers.items()}})
 
     def close(self) -> None:
         self.run.finish()
@@ -96,11 +100,27 @@ def read_known(path: Path) -> str | None:
 
 
 def sinks(folder: RunFolder, section: Monitor) -> list[Sink]:
-    """Those that the configuration names; a missing package is an error before the first step."""
-    found: list[Sink] = [TensorBoard(folder.tensorboard, section.tensorboard_tags)] if section.tensorboard else []
+    """Those that the configuration names; a missing package is an error before the first step, a server that is down is none."""
     name = folder.path.resolve().name
-    found += [WandB(section.wandb, name, folder.path / "wandb.id")] if section.wandb else []
-    return found + ([MLflow(section.mlflow, name, folder.path / "mlflow.id")] if section.mlflow else [])
+    asked: dict[str, tuple[object, Callable[[], Sink]]] = {
+        "TensorBoard": (section.tensorboard, lambda: TensorBoard(folder.tensorboard, section.tensorboard_tags)),
+        "WandB": (section.wandb, lambda: WandB(section.wandb, name, folder.path / "wandb.id")),
+        "MLflow": (section.mlflow, lambda: MLflow(section.mlflow, name, folder.path / "mlflow.id")),
+    }
+    found: list[Sink] = []
+    for kind, (wanted, make) in asked.items():
+        try:
+            found += [make()] if wanted else []
+        except MissingExtra:
+            raise
+        except Exception as error:
+            leave(kind, error)
+    return found
+
+
+def leave(kind: str, error: Exception) -> None:
+    """Somebody else's server must not end a training run."""
+    log.warning("%s: %s; it gets no more numbers, training goes on", kind, error)
 
 
 class Metrics:
@@ -123,6 +143,6 @@ class Metrics:
         for sink in list(self.sinks):
             try:
                 what(sink)
-            except Exception as error:  # somebody else's server must not end a training run
-                log.warning("%s: %s; it gets no more numbers, training goes on", type(sink).__name__, error)
+            except Exception as error:
+                leave(type(sink).__name__, error)
                 self.sinks.remove(sink)
