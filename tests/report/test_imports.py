@@ -285,10 +285,26 @@ def test_amounts_are_read_with_their_units() -> None:
     assert size_of("697 MiB") == 697 * 2**20
     assert (size_of("731 MB"), size_of("731"), size_of(None)) == (731e6, None, None)
     assert seconds_of("51 h 55 min 45 s") == 51 * 3600 + 55 * 60 + 45
-    assert seconds_of("2 minutes") == 120.0
+    assert seconds_of("2 minutes") == seconds_of("2 m") == 120.0
+    assert {seconds_of(said) for said in ("1 h 53 m", "1h53m", "1:53:00", "1 hour, 53 mins", "6,780 sec")} == {6780.0}
+    assert (seconds_of("2 m 5 s"), seconds_of("250 ms"), seconds_of("0:00:01.9")) == (125.0, 0.25, 1.9)
+    assert bytes_per_s("1.6 Gb/s") == bytes_per_s("1.6 Gbit/s") == bytes_per_s("200 MB/s")
+    for said in ("1:53", "3 months", "5", "1 h and more", "1,9 s", "1.2.3 s"):
+        assert seconds_of(said) is None, said
     assert unit_slip(697 * 2**20, 731e6) == ""
     assert "MB (10^6) and MiB" in unit_slip(697e6, 697 * 2**20)
     assert "no slip" in unit_slip(1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [('duration = "1:53"', "duration = '1:53'"), ("step_time = 1.9", "step_time = 1.9"),
+     ('[read]\nnetwork_rate = "a lot"', "read.network_rate = 'a lot'")],
+)  # fmt: skip
+def test_stated_figures_that_cannot_be_read_are_named(tmp_path: Path, line: str, wrong: str) -> None:
+    (tmp_path / "stated.toml").write_text(f"steps = 100\n{line}\n")
+    with pytest.raises(RunError, match=rf"stated.toml: {re.escape(wrong)} cannot be read; write it as"):
+        import_run(tmp_path / "stated.toml")
 
 
 def test_a_hugging_face_folder_whose_state_lies_in_its_checkpoints(tmp_path):

@@ -21,7 +21,7 @@ MIXUPS = (
     (1.048576, 0.004, "MB (10^6) and MiB (2^20) were mixed up"),
 )
 SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "": 1.0, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
-TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+TIMES = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def contradictions(record: RunRecord) -> list[Pair]:
@@ -118,9 +118,8 @@ def checkpoint_weight(record: RunRecord) -> Iterator[Pair]:
 
 def stated_figures(record: RunRecord) -> Iterator[Pair]:
     """What a person read off a screen, `[read]`, against what stood there, by the usual slips with units."""
-    kinds = {"network_rate": bytes_per_s, "step_time": seconds_of, "checkpoint": size_of, "duration": seconds_of}
     read = section(record.stated, "read")
-    for key, parse in kinds.items():
+    for key, (parse, _) in STATED.items():
         real, said = parse(record.stated.get(key)), parse(read.get(key))
         if key == "step_time" and real is None:
             real = statistics.fmean(steps) if (steps := measures.series(record.train_rows, "step_seconds")[1]) else None
@@ -138,10 +137,13 @@ def unit_slip(real: float, said: float) -> str:
     return f"they differ {units.significant(ratio)} times: {slip or 'no slip with units explains it'}"
 
 
+NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
+TIME = rf"{NUMBER}\s*(ms|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?)(?![a-z])"
+
+
 def amount(value: object, unit: str) -> float | None:
     """Bytes, of a text such as `180-210 Mbit/s`: of a range, its middle."""
-    number = r"([\d.][\d.,]*)"
-    found = re.fullmatch(rf"\s*{number}(?:\s*-\s*{number})?\s*((?:[kKMG]i?)?)({unit})\s*", str(value or ""))
+    found = re.fullmatch(rf"\s*{NUMBER}(?:\s*-\s*{NUMBER})?\s*((?:[kKMG]i?)?)({unit})\s*", str(value or ""))
     if not found:
         return None
     mean = statistics.fmean(float(part.replace(",", "")) for part in found.groups()[:2] if part)
@@ -149,8 +151,8 @@ def amount(value: object, unit: str) -> float | None:
 
 
 def bytes_per_s(value: object) -> float | None:
-    """`200,000 KB/s`, `1.6 Gbit/s`, `210 Mbps`."""
-    return amount(value, "B/s|bit/s|bps")
+    """`200,000 KB/s`, `1.6 Gbit/s`, `1.6 Gb/s`, `210 Mbps`."""
+    return amount(value, "B/s|bit/s|b/s|bps")
 
 
 def size_of(value: object) -> float | None:
@@ -159,6 +161,19 @@ def size_of(value: object) -> float | None:
 
 
 def seconds_of(value: object) -> float | None:
-    """`51 h 55 min 45 s`, `1.946 s`, `186,945 s`, `2 minutes`."""
-    parts = re.findall(r"([\d.][\d.,]*)\s*(ms|min|s|h|d)[a-z]*", str(value or ""))
-    return sum(float(number.replace(",", "")) * TIMES[unit] for number, unit in parts) if parts else None
+    """`51 h 55 min 45 s`, `1h53m`, `1:53:00`, `1.946 s`, `186,945 s`, `2 minutes`."""
+    said = str(value or "").strip()
+    if clock := re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", said):
+        return sum(float(part) * scale for part, scale in zip(clock.groups(), (3600.0, 60.0, 1.0), strict=True))
+    if not re.fullmatch(rf"{TIME}(?:,?\s*{TIME})*", said):
+        return None
+    parts = re.findall(TIME, said)
+    return sum(float(number.replace(",", "")) * TIMES[unit if unit == "ms" else unit[0]] for number, unit in parts)
+
+
+STATED = {  # key of a table of stated figures -> its reader, and a value it reads
+    "duration": (seconds_of, "26 h 23 min 36 s"),
+    "step_time": (seconds_of, "1.9 s"),
+    "checkpoint": (size_of, "731 MB"),
+    "network_rate": (bytes_per_s, "1.6 Gbit/s"),
+}

@@ -15,8 +15,8 @@ from typing import Any
 from dragoman.config import load_config
 from dragoman.errors import RunError
 from dragoman.report import units
-from dragoman.report.contradictions import seconds_of
-from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step
+from dragoman.report.contradictions import STATED, seconds_of
+from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step, section
 from dragoman.runs import Row, RunFolder
 
 NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
@@ -229,6 +229,11 @@ def tensorboard(path: Path, record: RunRecord) -> None:
 def stated(path: Path, record: RunRecord) -> None:
     """A table of figures that somebody wrote down about a run, `[read]` what was read off screens, `[said]` answers that were given."""
     facts = tomllib.loads(path.read_text(encoding="utf-8"))
+    for table, prefix in ((facts, ""), (section(facts, "read"), "read.")):
+        for key in (key for key in STATED if key in table):
+            parse, example = STATED[key]
+            if parse(table[key]) is None:
+                raise RunError(f'{path}: {prefix}{key} = {table[key]!r} cannot be read; write it as "{example}"')
     record.stated = facts
     steps, ranks, parameters, gpu = int(facts["steps"]), facts.get("ranks"), facts.get("parameters"), facts.get("gpu")
     if "preset" in facts:
