@@ -227,6 +227,37 @@ def test_report_b_had_the_network_wrong() -> None:
     assert "the GPUs were 100 % utilised” is not what the numbers say" in found
 
 
+CLAIMED = {  # answers to questions that the numbers of report B answer with no, yes and "from the step alone"
+    4: (
+        ["Yes", "yes, all of them", "Fully utilised", "100% busy", "They were 100 % utilised, not less"],
+        ["No", "no, they were not fully utilised", "They weren't fully utilised", "not at 100 %", "48 of 250 W"],
+    ),
+    5: (
+        ["No bottleneck", "No, the disk was", "It was not the bottleneck", "the bottleneck was the disk, not the network",
+         "the bottleneck was not the network but the disk", "the disk was the bottleneck and the network was not"],
+        ["Yes", "the network was the bottleneck, not the disk", "It was not the disk, the network was the bottleneck",
+         "the bottleneck was the network", "the network carried 1.6 Gbit/s"],
+    ),
+    6: (
+        ["it falls when bleu no longer improves", "It follows a plateau"],
+        ["it follows the step, not BLEU", "from the step, neither from BLEU nor from a plateau"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", CLAIMED)
+def test_only_answers_that_disagree_are_called_wrong(question: int, tmp_path: Path) -> None:
+    facts = (REFERENCE / "b.toml").read_text().partition("[said]")[0]
+    path = tmp_path / "stated.toml"
+
+    def called_wrong(said: str) -> bool:
+        path.write_text(f"{facts}[said]\n{question} = {json.dumps(said)}\n")
+        return f"Question {question}: “{said}” is not what the numbers say" in titles(import_run(path))
+
+    disagreeing, agreeing = CLAIMED[question]
+    assert [said for said in disagreeing + agreeing if called_wrong(said)] == disagreeing
+
+
 def test_report_c_contradicts_itself() -> None:
     record = import_run(REFERENCE / "c.toml")
     assert "44,012 steps of 0.590 s are 7 h 12 min 47 s, not 1 h 53 min 0 s" in titles(record)

@@ -312,19 +312,44 @@ def lost_segments(record: RunRecord) -> Found:
             yield Finding(WORTH, title, cause, "check cables, duplex and congestion of the link")
 
 
-CLAIMS = {  # question -> words of an answer that somebody gave, and verdicts that it cannot stand beside
-    4: (r"100 %|fully|yes", "^No"),
-    5: (r"\bnot?\b", "^(Very probably yes|Yes)"),
-    6: ("BLEU|plateau|improve", "from the step alone"),
+HELD_UP = "(?:bottleneck|bound|limit)"
+CLAIMS: dict[int, tuple[tuple[str, ...], str, str]] = {
+    # question -> what a claim is about, the surest words first; the verdict that a yes cannot stand beside, and a no
+    4: (("fully|100 ?%",), r"^No\b", "^Yes"),
+    5: (
+        (
+            rf"network.*{HELD_UP}|{HELD_UP}.*network",
+            r"\b(?:not|nor)\W+(?:\w+\W+)?network|network\W+(?:was|is)\W+not\W*$",
+            rf"\bit\b.*{HELD_UP}",
+        ),
+        r"^No\b",
+        "^(?:Very probably yes|Yes)",
+    ),
+    6: (("BLEU|plateau|improve",), "from the step alone", "^$"),
 }
+NEGATION = r"\b(?:no|not|nor|never|neither|hardly)\b|n't\b"
+
+
+def claimed(said: str, topics: tuple[str, ...]) -> bool | None:
+    """Whether somebody's answer is yes or no, by its first word or by the clause that names the topic; None where it is neither."""
+    if first := re.match(r"\W*(yes|no)\b", said, re.IGNORECASE):
+        return first[1].lower() == "yes"
+    clauses = re.split(r"[,;:.](?!\d)|\bbut\b|\band\b", said)
+    found = (
+        (clause, match) for topic in topics for clause in clauses if (match := re.search(topic, clause, re.IGNORECASE))
+    )
+    for clause, match in found:
+        return not re.search(NEGATION, clause[: match.end()], re.IGNORECASE)
+    return None
 
 
 def said_otherwise(record: RunRecord) -> Found:
     for title, why in contradictions(record):
         yield Finding(SERIOUS, title, why, "believe neither number before it is known which one is wrong")
-    for number_of, (words, verdict) in CLAIMS.items():
+    for number_of, (topics, against_yes, against_no) in CLAIMS.items():
         said, answer = text(section(record.stated, "said"), str(number_of)), answered(number_of, record).verdict
-        if said and re.search(words, said) and re.search(verdict, answer):
+        claim = claimed(said, topics)
+        if claim is not None and re.search(against_yes if claim else against_no, answer):
             title = f"Question {number_of}: “{said}” is not what the numbers say"
             yield Finding(SERIOUS, title, answer.rstrip("."), "see the answer above")
 
