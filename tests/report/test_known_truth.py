@@ -466,6 +466,15 @@ def test_losses_of_single_batches_are_not_taken_for_a_divergence(tmp_path):
     assert not has_diverged(load_run(folder))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "wanted"), [([], "was cut off"), (["schedule.decay_steps=500"], "was over at step 1,500")]
+)
+def test_a_decay_that_was_over_was_not_cut_off(tmp_path: Path, overrides: list[str], wanted: str) -> None:
+    folder = Made(tmp_path / "run", planned=9000, reason="interrupted", overrides=[*COSINE, *overrides], **GPUS).write()
+    (found,) = [each for each in findings(load_run(folder)) if "planned steps" in each.title]
+    assert wanted in found.cause
+
+
 def test_lines_are_counted_once_however_they_are_cut(tmp_path):
     def cut(run: Made) -> None:
         train = run.data_facts["train"]

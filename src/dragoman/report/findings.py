@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from dragoman.config.schedule import schedule_end
 from dragoman.report import machine, measures, units
 from dragoman.report.contradictions import contradictions
 from dragoman.report.learning_questions import has_diverged, stage_starts
@@ -286,7 +287,10 @@ def unfinished_schedule(record: RunRecord) -> Found:
     elif last < 0.95 * planned and stop_reason(record) != "patience":
         cut = "the decay of the rate was cut off: a schedule of the real length would have ended lower"
         whole = "its schedule does not depend on the end, so the curve up to here is what a longer run shows too"
-        cause = whole if config.schedule.policy in ("fixed", "transformer") else cut
+        over = schedule_end(config)
+        ended = f"its schedule was over at step {over:,}: from there the rate stays as it is"
+        falling = whole if config.schedule.policy in ("fixed", "transformer") else cut
+        cause = ended if over is not None and over <= last else falling
         title = f"The run did {last:,} of {planned:,} planned steps"
         yield Finding(WORTH, title, cause, "resume it, or plan what there is time for")
 
