@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from made_runs import Gpu, Made
+from matplotlib.figure import Figure
 
-from dragoman.report import load_run, write_report
+from dragoman.report import charts, load_run, write_report
 from dragoman.report.charts import draw_all
 from dragoman.report.render import as_json, plain, render_html, render_markdown
 
@@ -186,3 +187,19 @@ def test_a_torn_description_of_the_machine_is_not_called_missing(story: Write) -
     page = render_html(load_run(folder), {})
     assert "environment.json is missing" not in page
     assert re.search(r"Not recorded</t[hd]>\s*<td[^>]*>environment.json (cannot be read|is empty or torn)", page)
+
+
+def test_the_figure_of_gpus_is_no_saw_tooth_of_hosts(tmp_path: Path) -> None:
+    """One card is always at 100 %, the other at 20 %, and no two samples are of the same instant."""
+
+    def differ(run: Made) -> None:
+        for host, percent in ((0, 100.0), (1, 20.0)):
+            for row in run.telemetry[host]:
+                row["time"] += 0.37 * host
+                row["gpus"] = [card | {"utilization_percent": percent} for card in row["gpus"]]
+
+    record = load_run(Made(tmp_path / "run", hosts=2, gpu=Gpu(), change=differ).write())
+    charts.gpus(figure := Figure(), record)
+    shown = figure.axes[0].lines[0].get_ydata()
+    assert len(shown) > 30
+    assert set(shown[1:-1]) == {60.0}

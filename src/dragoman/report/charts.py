@@ -7,12 +7,13 @@ letters by `currentColor`, so that one file serves screen, dark mode and print.
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from html import escape
 from io import StringIO
-from itertools import cycle, product
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import TypeVar
 
@@ -274,6 +275,27 @@ def gap(figure: Figure, record: RunRecord) -> None:
     axes.legend()
 
 
+def gpu_percent(key: str, row: Row) -> float | None:
+    watts, limit = number(row, "power_watts"), number(row, "power_limit_watts")
+    return 100 * watts / limit if key == "power" and watts is not None and limit else number(row, key)
+
+
+def over_cards(cards: list[list[Row]], value: Callable[[Row], float | None]) -> Rates:
+    """Means of all cards over spans of two samples, or longer ones where there are many: no two hosts sample at the same instant."""
+    times = [row["time"] for rows in cards for row in rows]
+    gaps = [after["time"] - before["time"] for rows in cards for before, after in pairwise(rows)]
+    long = max(2 * statistics.median(gaps or [0.5]), (max(times) - min(times)) / MOST_POINTS)
+    spans: dict[float, dict[int, list[float]]] = {}
+    for card, rows in enumerate(cards):
+        for row in rows:
+            if (found := value(row)) is not None:
+                spans.setdefault(row["time"] // long, {}).setdefault(card, []).append(found)
+    return [
+        ((span + 0.5) * long, statistics.fmean(map(statistics.fmean, own.values())))
+        for span, own in sorted(spans.items())
+    ]
+
+
 def gpus(figure: Figure, record: RunRecord) -> None:
     """Means over all cards the run used, so that sixteen of them are still a figure."""
     cards = list(machine.gpus(record, training=False).values())
@@ -287,16 +309,9 @@ def gpus(figure: Figure, record: RunRecord) -> None:
         "power": ("power, of its limit", ORANGE),
     }
     for key, (label, colour) in curves.items():
-        points: dict[float, list[float]] = {}
-        for rows in cards:
-            for row in thinned(rows):
-                watts, limit = number(row, "power_watts"), number(row, "power_limit_watts")
-                value = 100 * watts / limit if key == "power" and watts is not None and limit else number(row, key)
-                if value is not None:
-                    points.setdefault((row["time"] - begin) / unit, []).append(value)
+        points = [((time - begin) / unit, value) for time, value in over_cards(cards, partial(gpu_percent, key))]
         if points:
-            at = sorted(points)
-            axes.plot(at, [sum(points[x]) / len(points[x]) for x in at], color=colour, linewidth=1.1, label=label)
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.1, label=label)
     axes.set(xlabel=f"wall clock ({name})", ylabel="%", ylim=(0, 105))
     figure.legend(loc="outside upper left", ncols=3, fontsize=9)
 
