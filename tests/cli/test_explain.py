@@ -1,5 +1,6 @@
 """`dragoman explain`: the exact values of the reference, before any run."""
 
+import json
 import re
 
 import pytest
@@ -88,3 +89,21 @@ def test_two_vocabularies_and_an_average_weigh_more():
     parameters = 60_880_896 + 32_768 * 512
     assert f"{parameters:,} parameters" in text
     assert f"{16 * parameters + 16:,} bytes" in text
+
+
+def test_what_is_frozen_has_no_moments():
+    text = told("checkpoint", "transformer-base", 'train.freeze=["embedding.*"]')
+    parameters, frozen = 60_880_896, 32_768 * 512
+    assert f"{parameters - frozen:,} of them learn" in text
+    assert f"{12 * parameters - 8 * frozen + 16:,} bytes" in text
+    result = dragoman("explain", "checkpoint", "tiny", 'train.freeze=["nothing"]', check=False)
+    assert result.returncode == 2
+    assert "train.freeze: no tensor is called 'nothing'" in result.stderr
+
+
+def test_a_pair_that_is_cut_in_several_ways_is_one_pair(tmp_path):
+    train = {"pairs": 800_000, "text_pairs": 100_000, "variants": 8, "target_tokens": 800_000 * 28}
+    (tmp_path / "manifest.json").write_text(json.dumps({"train": train}))
+    text = told("step", "transformer-base", f"data.folder={tmp_path}")
+    # 32,768 slots, 98 % full: 28 tokens x 800,000 rows / 32,113
+    assert "An epoch of 100,000 pairs, each cut 8 ways, is 698 steps; the run sees every pair 3440.64 times" in text

@@ -67,7 +67,7 @@ def step(
 ) -> None:
     """What a step is: in rows, tokens, sentences and epochs."""
     config = load_config(run_file, overrides)
-    train, (prepared, per_pair) = config.train, data_of(config)
+    train, (prepared, per_pair, ways) = config.train, data_of(config)
     pairs = pairs or prepared
     tokens = train.batch_tokens * 0.98  # rows are about that full
     print("A step is one update of all weights, from the gradients of all ranks and micro-batches.")
@@ -84,10 +84,10 @@ def step(
         )
     print(f"{train.max_steps:,} steps see {units.rough(train.max_steps * tokens, 'target tokens')}")
     if pairs:
-        epoch = pairs * per_pair / tokens
-        print(
-            f"An epoch of {pairs:,} pairs is {epoch:,.0f} steps; the run sees every pair {train.max_steps / epoch:.2f} times"
-        )
+        once = pairs * per_pair / tokens
+        cut = f", each cut {ways} ways," if ways > 1 else ""
+        seen = f"the run sees every pair {train.max_steps / once:.2f} times"
+        print(f"An epoch of {pairs:,} pairs{cut} is {ways * once:,.0f} steps; {seen}")
     else:
         print("How many steps an epoch has depends on the data: prepare it and ask again, or tell --pairs")
 
@@ -100,12 +100,13 @@ def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
     config = load_config(run_file, overrides)
     count = parameters_of(config)
     averaged = config.train.average_decay > 0
-    parts = ["weights, fp32", "Adam's first moment, fp32", "Adam's second moment, fp32"]
-    parts += ["average of weights, fp32"] if averaged else []
-    whole = size.checkpoint_bytes(count, averaged=averaged)
-    print(f"{count:,} parameters")
-    for name in parts:
-        print(f"  {name:28s} {4 * count:>16,} bytes  {units.size(4 * count)}")
+    learning = learning_of(config) if config.train.freeze else count
+    parts = {"weights, fp32": count, "Adam's first moment, fp32": learning, "Adam's second moment, fp32": learning}
+    parts |= {"average of weights, fp32": count} if averaged else {}
+    whole = size.checkpoint_bytes(count, averaged=averaged, trainable=learning)
+    print(f"{count:,} parameters{f', {learning:,} of them learn (train.freeze)' if learning != count else ''}")
+    for name, many in parts.items():
+        print(f"  {name:28s} {4 * many:>16,} bytes  {units.size(4 * many)}")
     print(f"  {'counters':28s} {16:>16,} bytes")
     print(f"  {'in all':28s} {whole:>16,} bytes  {units.size(whole)}, and a vocabulary and descriptions")
     keep = config.checkpoint
@@ -160,18 +161,33 @@ def network(
     )
 
 
-def data_of(config: Config) -> tuple[int | None, float]:
-    """Pairs of the prepared training set, and its target tokens a pair."""
+def data_of(config: Config) -> tuple[int | None, float, int]:
+    """Pairs of the prepared training set, its target tokens a pair, and in how many ways each is cut into subwords."""
     from dragoman.runs import MANIFEST, read_json
 
     manifest = Path(config.data.folder) / MANIFEST
     if not manifest.is_file():
-        return None, TARGET_PER_PAIR
+        return None, TARGET_PER_PAIR, config.subwords.ways
     train = read_json(manifest)["train"]
-    return int(train["pairs"]), train["target_tokens"] / max(1, train["pairs"])
+    ways = train.get("variants", 1)
+    return train.get("text_pairs", train["pairs"]), train["target_tokens"] / max(1, train["pairs"]), ways
 
 
 def parameters_of(config: Config) -> int:
     from dragoman.model.size import parameters
 
     return parameters(config.model, config.subwords.vocab_size * (1 if config.subwords.joint else 2))
+
+
+def learning_of(config: Config) -> int:
+    """Parameters that train.freeze leaves to learn: their names are those of a model, which here has no memory."""
+    import torch
+
+    from dragoman.model.transformer import Transformer
+    from dragoman.training import facts, start
+
+    vocab_size = config.subwords.vocab_size
+    with torch.device("meta"):
+        model = Transformer(config.model, vocab_size, 0 if config.subwords.joint else vocab_size)
+    start.freeze(model, config.train.freeze)
+    return facts.trainable(model)
