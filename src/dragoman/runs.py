@@ -41,6 +41,7 @@ READ_IF_THERE = (
     ".safetensors",
     ".model",
 )  # files that change what is read by being there; anything else may lie there too
+OURS = "dragoman"  # a tag in event files of TensorBoard: its BLEU is ours, though the tags are another system's
 KEY = ".key"  # of a folder that is being filled
 LOWER_IS_BETTER = {"loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"}
 

@@ -139,7 +139,7 @@ def test_tensorboard_speaks_the_language_of_the_reference_when_asked(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
     norm = {"Loss_Optimization/global_gradient_norm": 0.5, "global_step/sec": 4.0}
-    assert found == {"train_loss": 3.0, "eval_loss": 2.5, "Eval_BLEU_Score": 0.25, **norm}
+    assert found == {"train_loss": 3.0, "eval_loss": 2.5, "Eval_BLEU_Score": 0.25, "dragoman": 1.0, **norm}
 
 
 class Service:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dragoman.config.schema import Monitor
 from dragoman.errors import MissingExtra, require_extra
-from dragoman.runs import Row, RunFolder, append_row, write_text
+from dragoman.runs import OURS, Row, RunFolder, append_row, write_text
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class TensorBoard:
         theirs = {OPENSEQ2SEQ[kind, key]: value for key, value in numbers.items() if (kind, key) in OPENSEQ2SEQ}
         named = {tag: value * scale for (tag, scale), value in theirs.items()}
         pace = numbers.get("step_seconds")
-        return named | ({"global_step/sec": 1.0 / pace} if pace else {})
+        return named | ({"global_step/sec": 1.0 / pace} if pace else {}) | ({OURS: 1.0} if kind == "valid" else {})
 
     def close(self) -> None:
         self.writer.close()

@@ -17,10 +17,11 @@ from dragoman.errors import RunError
 from dragoman.report import units
 from dragoman.report.contradictions import STATED, seconds_of
 from dragoman.report.read import Checkpoint, RunRecord, Sample, by_step, section
-from dragoman.runs import Row, RunFolder
+from dragoman.runs import OURS, Row, RunFolder
 
 NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
 ENDED = "it is told that it ended"
+TEACHER_FORCED = "teacher_forced_bleu"
 REFERENCE_TAGS = {  # of OpenSeq2Seq
     "learning_rate": ("train", "learning_rate"),
     "train_loss": ("train", "loss"),
@@ -28,7 +29,7 @@ REFERENCE_TAGS = {  # of OpenSeq2Seq
     "Loss_Optimization/loss_scale": ("train", "loss_scale"),
     "global_step/sec": ("train", "steps_per_s"),
     "eval_loss": ("valid", "loss"),
-    "Eval_BLEU_Score": ("valid", "teacher_forced_bleu"),
+    "Eval_BLEU_Score": ("valid", TEACHER_FORCED),
 }
 
 
@@ -93,7 +94,7 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
             hours, minutes, seconds = map(float, found.groups())
             rows.append({"kind": "train", "step": step, "step_seconds": 3600 * hours + 60 * minutes + seconds})
         elif found := re.match(rf"\*\*\*\s+(Validation loss|Eval BL(?:UE|EU) score):\s*{NUMBER}", line):
-            key, scale = ("loss", 1.0) if "loss" in found[1] else ("teacher_forced_bleu", 100.0)
+            key, scale = ("loss", 1.0) if "loss" in found[1] else (TEACHER_FORCED, 100.0)
             rows.append({"kind": "valid", "step": step, key: scale * float(found[2])})
         elif found := re.match(r"\*\*\*\s+Train (Source|Target|Prediction)\[0\]:\s*(.*)", line):
             sample[found[1]] = found[2]
@@ -208,12 +209,14 @@ def tensorboard(path: Path, record: RunRecord) -> None:
     rows = dict[tuple[str, int], Row]()
     for folder in sorted(folders):
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-        for tag in events.Tags()["scalars"]:
+        tags = events.Tags()["scalars"]
+        bleu = "bleu" if OURS in tags else TEACHER_FORCED  # our own runs translate freely, whatever their tags are
+        for tag in tags:
             kind, key = REFERENCE_TAGS.get(tag) or tag.replace("eval/", "valid/").rpartition("/")[::2]
             for event in events.Scalars(tag) if kind in ("train", "valid") else []:
                 step = event.step + (tag in REFERENCE_TAGS and kind == "train")  # the reference counts from 0
                 row = rows.setdefault((kind, step), {"kind": kind, "step": step, "time": event.wall_time})
-                row[key] = event.value * (100.0 if key == "teacher_forced_bleu" else 1.0)
+                row[bleu if key == TEACHER_FORCED else key] = event.value * (100.0 if key == TEACHER_FORCED else 1.0)
     for row in rows.values():
         if row.get("steps_per_s"):
             row["step_seconds"] = 1 / row["steps_per_s"]
