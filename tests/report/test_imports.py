@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_fairseq_log_counts_in_bits() -> None:
     assert "an average one took 0.400 s (0.610 s with validation" in verdicts(record)[10], "122 s over 200 steps"
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles"])
+def test_times_without_a_zone_are_those_of_the_log(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        evidence = dict(answers(import_run(LOGS / "fairseq.log"))[0].evidence)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert evidence["Start"] == "2021-05-03 12:00:00 by the log's clock"
+
+
 def test_fairseq_log_in_json_says_the_same(tmp_path: Path) -> None:
     """As `--log-format json` writes it: numbers in quotes, names with the kind before them."""
     lines = []
@@ -128,6 +141,7 @@ def test_hugging_face_state(tmp_path: Path) -> None:
     assert "an average one took 0.448 s (0.500 s with validation" in verdicts(record)[10], (
         "20.9 s of 200 s were evaluation"
     )
+    assert dict(answers(record)[9].evidence)["Measured over"] == "400 steps in 1 row of metrics"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "trainer_state.json").write_text((LOGS / "trainer_state.json").read_text())
     assert import_run(tmp_path / "out").valid_rows == record.valid_rows

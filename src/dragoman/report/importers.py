@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ def knows_objects(record: RunRecord, per_s: float) -> None:
 
 
 def fairseq(path: Path, record: RunRecord) -> None:
-    """Its losses are in bits (base 2): times ln 2 they are nats."""
+    """Its losses are in bits (base 2): times ln 2 they are nats. Its times are those of the clock there, wherever that was."""
+    record.clock = "by the log's clock"
     rows, epochs, times = list[Row](), list[Row](), list[float]()
     for line in lines_of(path):
         written = rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)"
@@ -139,7 +140,7 @@ def fairseq(path: Path, record: RunRecord) -> None:
         )
         facts = {key.removeprefix(f"{kind}_"): float(value) for key, value in facts.items() if is_number(value)}
         if when := re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", line):
-            times.append(datetime.fromisoformat(when[1]).timestamp())
+            times.append(datetime.fromisoformat(when[1]).replace(tzinfo=UTC).timestamp())
         if not kind or not facts.get("num_updates") or "loss" not in facts:
             continue
         row: Row = {"kind": kind, "step": int(facts["num_updates"]), "loss": facts["loss"] * math.log(2)}
@@ -190,7 +191,8 @@ def hugging_face(path: Path, record: RunRecord) -> None:
         row: Row = {"kind": "train", "step": int(entry.get("step") or 0)}
         if "train_runtime" in entry:  # the last entry; its train_loss is the mean of the whole run
             took = float(entry["train_runtime"])
-            rows.append(row | {"step_seconds": (took - evaluating) / max(1, row["step"])})
+            pace = (took - evaluating) / max(1, row["step"])
+            rows.append(row | {"step_seconds": pace, "steps": row["step"]})
         elif "eval_loss" in entry:
             scores = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
             rows.append(row | scores | {"kind": "valid", "seconds": entry.get("eval_runtime")})

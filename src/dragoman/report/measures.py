@@ -188,7 +188,7 @@ class StepSpan(NamedTuple):
 @once
 def step_spans(record: RunRecord) -> list[StepSpan]:
     """A row after a resume covers the steps since the resume, not since the row before the crash; the first of another system's log
-    as many as the second."""
+    as many as the second, unless it says how many."""
     resumed = [int(number(row, "step") or 0) for row in starts(record)[1:]]
     spans, before = [], 0
     if record.origin and len(record.train_rows) > 1:  # a log may begin late
@@ -198,7 +198,8 @@ def step_spans(record: RunRecord) -> list[StepSpan]:
         step, seconds = row["step"], number(row, "step_seconds")
         since = max([before, *(start for start in resumed if start < step)])
         if seconds is not None:
-            spans.append(StepSpan(step, step - since, seconds, row))
+            many = number(row, "steps") if record.origin else None
+            spans.append(StepSpan(step, int(many or step - since), seconds, row))
         before = step
     return spans
 

@@ -111,6 +111,8 @@ class RunRecord:
         """Question -> evidence that another system's log gives beside our own."""
         self.own_average: float | None = None
         """Seconds a step, as that log itself sums it up."""
+        self.clock = "UTC"
+        """Whose time of day it is."""
         self.derived: dict[Any, Any] = {}
         """What `once` remembers."""
 

@@ -43,7 +43,8 @@ def duration(record: RunRecord) -> Answer:
     else:
         verdict += f"{units.duration(split.training)} of it went into {units.plural(steps, 'training step')}"
     begin, end = (  # what is imported without a clock begins at 0
-        units.moment(time) if split.started else units.NOT_RECORDED for time in (split.started, split.ended)
+        units.moment(time, record.clock) if split.started else units.NOT_RECORDED
+        for time in (split.started, split.ended)
     )
     evidence = [
         ("Start", begin),

@@ -104,9 +104,9 @@ def watts(value: float | None) -> str:
     return NOT_RECORDED if value is None else f"{value:.0f} W"
 
 
-def moment(time: float) -> str:
+def moment(time: float, clock: str = "UTC") -> str:
     """'2026-11-15 09:30:00 UTC'."""
     try:
-        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} {clock}"
     except (OverflowError, ValueError, OSError):  # milliseconds where seconds belong, or worse
         return f"{time:g} s since 1970"
