@@ -287,10 +287,10 @@ def unfinished_schedule(record: RunRecord) -> Found:
     elif last < 0.95 * planned and stop_reason(record) != "patience":
         cut = "the decay of the rate was cut off: a schedule of the real length would have ended lower"
         whole = "its schedule does not depend on the end, so the curve up to here is what a longer run shows too"
+        cause = whole if config.schedule.policy in ("fixed", "transformer") else cut
         over = schedule_end(config)
-        ended = f"its schedule was over at step {over:,}: from there the rate stays as it is"
-        falling = whole if config.schedule.policy in ("fixed", "transformer") else cut
-        cause = ended if over is not None and over <= last else falling
+        if over is not None and over <= last:
+            cause = f"its schedule was over at step {over:,}: from there the rate stays as it is"
         title = f"The run did {last:,} of {planned:,} planned steps"
         yield Finding(WORTH, title, cause, "resume it, or plan what there is time for")
 
