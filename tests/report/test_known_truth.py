@@ -475,6 +475,15 @@ def test_a_decay_that_was_over_was_not_cut_off(tmp_path: Path, overrides: list[s
     assert wanted in found.cause
 
 
+def test_right_after_a_resume_with_another_schedule_no_rate_is_logged_yet(tmp_path: Path) -> None:
+    def resumed(run: Made) -> None:
+        changed = {"lost_steps": 0, "changed": ["schedule.coefficient 1.0 -> 1.5"]}
+        run.events.append(run.events[-1] | {"event": "resume", **changed})
+
+    folder = Made(tmp_path / "run", change=resumed, **GPUS).write()
+    judged(folder, {6: "no train row with a learning rate since step 4,000, where the run was resumed"}, ())
+
+
 def test_lines_are_counted_once_however_they_are_cut(tmp_path):
     def cut(run: Made) -> None:
         train = run.data_facts["train"]

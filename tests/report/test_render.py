@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from made_runs import Gpu, Made
 from matplotlib.figure import Figure
+from typer.testing import CliRunner
 
+from dragoman.cli.main import app
 from dragoman.report import charts, load_run, write_report
 from dragoman.report.charts import draw_all
 from dragoman.report.render import as_json, plain, render_html, render_markdown
@@ -203,3 +205,12 @@ def test_the_figure_of_gpus_is_no_saw_tooth_of_hosts(tmp_path: Path) -> None:
     shown = figure.axes[0].lines[0].get_ydata()
     assert len(shown) > 30
     assert set(shown[1:-1]) == {60.0}
+
+
+def test_a_report_that_is_written_elsewhere_has_the_name_of_its_run(tmp_path: Path) -> None:
+    folder, out = Made(tmp_path / "english-german", steps=500).write(), tmp_path / "out"
+    result = CliRunner().invoke(app, ["report", str(folder), "-o", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert (out / "report.md").read_text().startswith("# english-german")
+    assert list((out / "figures").iterdir())
+    assert not (folder / "report.md").exists()

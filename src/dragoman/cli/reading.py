@@ -39,9 +39,7 @@ def report(
     if len(records) > 1:
         written = write_comparison(records, output or records[0].folder.path.resolve().parent)  # beside the first
     else:
-        if output:
-            records[0].folder = RunFolder(output)
-        written = write(records[0])
+        written = write(records[0], RunFolder(output) if output else None)
     for path in written:
         print(path)
 

@@ -13,7 +13,7 @@ from dragoman.report.answer import Answer
 from dragoman.report.importers import import_run
 from dragoman.report.questions import answers
 from dragoman.report.read import RunRecord, load_run
-from dragoman.runs import write_json, write_text
+from dragoman.runs import RunFolder, write_json, write_text
 
 __all__ = ["Answer", "RunRecord", "diagnose", "import_run", "load_run", "write", "write_report"]
 
@@ -28,11 +28,12 @@ def write_report(run: str | Path) -> tuple[Path, ...]:
     return write(load_run(run))
 
 
-def write(record: RunRecord) -> tuple[Path, ...]:
+def write(record: RunRecord, into: RunFolder | None = None) -> tuple[Path, ...]:
+    """Into the run folder, or elsewhere."""
     from dragoman.report.charts import draw_all, standalone  # jinja2 and matplotlib only when needed
     from dragoman.report.render import as_json, render_html, render_markdown
 
-    folder, figures = record.folder, draw_all(record)
+    folder, figures = into or record.folder, draw_all(record)
     try:
         write_text(folder.report_html, render_html(record, figures))
         write_text(folder.report_markdown, render_markdown(record, figures))

@@ -272,7 +272,8 @@ class RateCheck:
         self.steps, self.logged = series(rows, "learning_rate")
         if record.config is None or not self.steps:
             file = "metrics.jsonl" if record.config else "run.toml"
-            raise record.lacks(file, "has no train row with a learning rate")
+            since = f" since step {self.since:,}, where the run was resumed with another schedule" if self.since else ""
+            raise record.lacks(file, f"has no train row with a learning rate{since}")
         self.config, self.formula = record.config, learning_rate(record.config)
         expected = [self.formula(step - 1) for step in self.steps]
         smallest = max(expected) * 1e-6 or 1.0  # where the rate decays to 0, a relative deviation has no meaning
