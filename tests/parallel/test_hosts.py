@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +21,7 @@ from dragoman.parallel import doctor, hosts
 class Spoken(hosts.Host):
     """Answers as it was told to; where it was not, as a host with which all is well."""
 
-    asked = 0
+    asked = beats = 0
 
     def ask(self, do, seconds=0.0, **details):
         if do == "start":
@@ -33,7 +36,7 @@ class Spoken(hosts.Host):
         return answer
 
     def send(self, message):
-        pass
+        self.beats += message["do"] == "beat"
 
 
 FACTS = {
@@ -132,6 +135,59 @@ def test_a_firewall_is_told_by_the_range_that_it_closes(told, closed, named, lin
         return
     with pytest.raises(TrainingError, match=f"host b: cannot connect to host a {line}"):
         fleet.take_up()
+
+
+def beaten(host, patience=5.0):
+    """Whether signs of life come while whoever asks does nothing else."""
+    until, before = time.monotonic() + patience, host.beats
+    while time.monotonic() < until and host.beats < before + 2:
+        time.sleep(0.01)
+    return host.beats >= before + 2
+
+
+def test_a_launcher_that_cannot_print_gives_signs_of_life(told, monkeypatch):
+    monkeypatch.setattr(hosts, "BEAT_SECONDS", 0.01)
+    alive = []
+    with fleet_of(names="a:1") as fleet:
+        paused = SimpleNamespace(write=lambda text: alive.append(beaten(fleet.hosts[0])), flush=lambda: None)
+        monkeypatch.setattr(sys, "stdout", paused)
+        fleet.inbox.put((fleet.hosts[0], {"rank": 0, "line": "one of very many"}))
+        fleet.inbox.put((fleet.hosts[0], {"ended": 0, "attempt": 0}))
+        fleet.hosts[0].heard = time.monotonic()
+        assert fleet.watch().code == 0
+    assert alive
+    assert all(alive)
+
+
+def test_a_doctor_whose_findings_nobody_takes_gives_signs_of_life(told, monkeypatch):
+    monkeypatch.setattr(hosts, "BEAT_SECONDS", 0.01)
+    met = []
+    monkeypatch.setattr(doctor, "same", lambda fleet: met.append(fleet) or iter(()))
+    examining = doctor.examine(hosts.Cluster(hosts.parse_hosts("a")), load_config("tiny", ["train.device=cpu"]), 0, 0)
+    for _ in range(2):
+        next(examining)
+    assert beaten(met[0].hosts[0])
+    examining.close()
+    assert met[0].left.wait(1.0)
+
+
+def test_two_threads_do_not_write_into_each_others_lines():
+    written = []
+
+    def write(text):
+        for character in text:
+            written.append(character)
+            time.sleep(1e-5)
+
+    host = hosts.Host("b", 1)
+    host.writing = threading.Lock()
+    host.process = SimpleNamespace(stdin=SimpleNamespace(write=write, flush=lambda: None))
+    threads = [threading.Thread(target=host.send, args=({"do": word * 50},)) for word in ("beat", "look")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted("".join(written).splitlines()) == [f'{{"do": "{word * 50}"}}' for word in ("beat", "look")]
 
 
 def stops(found):

@@ -153,7 +153,6 @@ def network(fleet: Fleet) -> Iterator[Finding]:
         )
     rates = {}
     for sender, receiver in permutations(fleet.hosts, 2):
-        fleet.beat()
         found = sender.ask("measure", address=receiver.address, port=receiver.port, duration=MEASURE_SECONDS)
         rates[sender.name, receiver.name] = found["bytes_per_s"]
         trip = 1e3 * found["round_trip_seconds"]
@@ -174,7 +173,6 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
     seconds = 0.0
     deadline = time.monotonic() + PROBE_SECONDS
     while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
-        fleet.beat()
         with suppress(queue.Empty):
             host, message = fleet.inbox.get(timeout=0.2)
             word, _, value = message.get("line", "").partition(" ") if "rank" in message else ("", "", "")

@@ -88,6 +88,7 @@ class Host:
         self.answers: dict[int, queue.Queue[Message]] = {}
         self.words: list[str] = []
         self.asked = 0
+        self.writing = threading.Lock()  # beats come from a thread of their own
         threads = [threading.Thread(target=self.read, args=(inbox,), daemon=True)]
         threads.append(threading.Thread(target=self.overhear, daemon=True))
         for thread in threads:
@@ -116,7 +117,8 @@ class Host:
             self.words.append(line.strip())
 
     def send(self, message: Message) -> None:
-        with suppress(OSError, ValueError):  # it is gone: whoever waits for it learns that by itself
+        # It may be gone: whoever waits for it learns that by itself.
+        with self.writing, suppress(OSError, ValueError):
             assert self.process.stdin
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
@@ -158,7 +160,7 @@ class Host:
         return self.error(f"cannot be reached ({said or f'code {self.process.poll()}'}); {remedy}")
 
     def leave(self) -> None:
-        with suppress(OSError):
+        with self.writing, suppress(OSError):
             if self.process.stdin:
                 self.process.stdin.close()  # the agent ends its ranks and itself
         try:
@@ -175,7 +177,8 @@ class Fleet:
         self.cluster, self.config, self.received, self.resumes = cluster, config, received, resumes
         self.inbox: queue.Queue[tuple[Host, Message]] = queue.Queue()
         self.hosts = [self.connected(name, ranks) for name, ranks in cluster.hosts]
-        self.port, self.running, self.beaten = cluster.port, 0, 0.0
+        self.port, self.running = cluster.port, 0
+        self.left = threading.Event()
         self.untold: list[Row] = []  # faults that are not yet in the run folder
 
     def connected(self, name: str, ranks: int) -> Host:
@@ -185,10 +188,19 @@ class Fleet:
         return host
 
     def __enter__(self) -> Fleet:
+        threading.Thread(target=self.beat, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.left.set()
         self.each(Host.leave)
+
+    def beat(self) -> None:
+        """A sign of life for every agent, now and then, whatever else is done here: a terminal that is paused or a reader that takes
+        no more lines (`| less`) holds up whoever prints."""
+        while not self.left.wait(BEAT_SECONDS):
+            for host in self.hosts:
+                host.send({"do": "beat"})
 
     def each(self, work: Callable[[Host], Any]) -> list[Any]:
         """On all hosts at once; the first error in their order is raised when all are done."""
@@ -204,9 +216,7 @@ class Fleet:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():
-                thread.join(BEAT_SECONDS)
-                self.beat()  # those that have answered wait for the others
+            thread.join()
         found = [results[host.name] for host in self.hosts]
         for result in found:
             if isinstance(result, Exception):
@@ -224,7 +234,6 @@ class Fleet:
             except TrainingError:
                 if self.received or time.monotonic() > deadline:
                     raise
-            self.beat()
             time.sleep(RETRY_SECONDS)
 
     def take_up(self) -> None:
@@ -420,7 +429,6 @@ class Fleet:
             for number in self.received[handed_on:]:
                 handed_on += 1
                 self.tell("signal", number=number)
-            self.beat()
             self.give_up_silent()
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
@@ -430,13 +438,6 @@ class Fleet:
                         self.tell("end", reason_known="lost" in message or message["reason_known"])
                     verdict = failure
         return verdict
-
-    def beat(self) -> None:
-        """A sign of life for every agent, now and then; those whose ranks have ended wait for the next attempt."""
-        if time.monotonic() - self.beaten > BEAT_SECONDS:
-            self.beaten = time.monotonic()
-            for host in self.hosts:
-                host.send({"do": "beat"})
 
     def give_up_silent(self) -> None:
         """A host that lost its power says no goodbye, and TCP would wait for it for a quarter of an hour."""
