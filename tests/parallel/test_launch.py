@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -60,6 +62,40 @@ def test_on_ray_the_fault_is_that_of_the_rank_which_failed_first():
     assert not desk.reason_known(2)
     desk.end(1, 2)
     assert desk.reason_known(2)
+
+
+class Remote:
+    """An actor of Ray that lives here: `desk.end.remote(...)`, asked by `ray.get`."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=getattr(self.real, name))
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "again", "ends"),
+    [
+        (-signal.SIGINT, [signal.SIGINT], False, 128 + signal.SIGINT),  # before it could listen
+        (-signal.SIGTERM, [], True, None),  # by somebody else
+        (128 + signal.SIGINT, [signal.SIGINT], False, 128 + signal.SIGINT),
+        (1, [signal.SIGINT], False, 1),
+        (-signal.SIGKILL, [signal.SIGINT], False, 1),
+        (1, [], True, None),
+        (2, [], False, 2),
+        (0, [], False, 0),
+    ],
+)
+def test_on_ray_ranks_that_were_asked_to_stop_are_not_started_again(tmp_path, code, told, again, ends):
+    desk = cluster.Desk()
+    desk.begin(0)
+    for number in told:
+        desk.hand_on(number)
+    ray = SimpleNamespace(get=lambda answer: answer)
+    with pytest.raises(RuntimeError) if again else nullcontext():
+        cluster.tell_end(ray, Remote(desk), 0, 0, code, runs.RunFolder(tmp_path))
+    assert desk.codes() == ([] if again else [ends])
 
 
 WITHOUT = """

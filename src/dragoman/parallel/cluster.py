@@ -16,8 +16,8 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.errors import TrainingError, require_extra
-from dragoman.parallel.launch import free_port, listening, resumed, worth_another
-from dragoman.parallel.ranks import HUNG, RESTART, Outcome, die_with_parent, kind_of
+from dragoman.parallel.launch import free_port, listening, resumed, stopped_well, worth_another
+from dragoman.parallel.ranks import HUNG, RESTART, STOPS, Outcome, die_with_parent, kind_of
 
 MEETING_SECONDS = 120  # for all workers to be there
 REASONS = (-signal.SIGKILL, HUNG)  # exit codes of ranks that did not fail because of another one
@@ -84,9 +84,8 @@ def run_ranks(
     codes: list[int] = ray.get(desk.codes.remote())
     if 2 in codes:
         return 2
-    if received:
-        return 128 + received[0]
-    return max([*codes, int(bool(failures))])  # a rank that ended well does not make up for one that failed too often
+    code = max([*codes, int(bool(failures))])  # a rank that ended well does not make up for one that failed too often
+    return 128 + received[0] if stopped_well(received, code) else code
 
 
 def fit(trainer: Any, failures: list[Exception]) -> None:
@@ -158,10 +157,17 @@ def be_worker(config: dict[str, Any]) -> None:
         code = wait(process, lambda: ray.get(desk.received.remote()))
     finally:
         process.kill()
-    if worth_another(code):
+    tell_end(ray, desk, rank, attempt, code, runs.RunFolder(config["run"]))
+
+
+def tell_end(ray: Any, desk: Any, rank: int, attempt: int, code: int, run: runs.RunFolder) -> None:
+    """An error is what Ray starts all ranks again for. Nothing is worth that when they were asked to stop."""
+    if ray.get(desk.received.remote()):
+        code = 128 - code if -code in STOPS else code if code >= 0 else 1  # a stop may come before a rank can listen
+    elif worth_another(code):
         line = f"rank {rank} ended with code {code}; see its log in the run folder"
         ray.get(desk.fail.remote(attempt, code, Outcome(code, line, rank, kind_of(code)).event(attempt)))
-        if is_worth_another(ray, desk, attempt, runs.RunFolder(config["run"])):
+        if is_worth_another(ray, desk, attempt, run):
             raise RuntimeError(line)
     ray.get(desk.end.remote(rank, code))
 
