@@ -82,6 +82,20 @@ def told(monkeypatch):
     return says
 
 
+@pytest.fixture
+def told_hosts(told):
+    """The outcome of a run whose hosts end in these words, in this order."""
+
+    def watch(*messages):
+        fleet = fleet_of(names=",".join("abc"[: len(messages)]))
+        for host, message in zip(fleet.hosts, messages, strict=True):
+            host.heard, host.words, host.answers = time.monotonic(), [], {}
+            fleet.inbox.put((host, message))
+        return fleet.watch()
+
+    return watch
+
+
 def fleet_of(*overrides, names="a:2,b:2", resumes=False, **said):
     config = load_config("tiny", ["train.device=cpu", *overrides])
     return hosts.Fleet(hosts.Cluster(hosts.parse_hosts(names), **said), config, [], resumes=resumes)
@@ -188,6 +202,28 @@ def test_two_threads_do_not_write_into_each_others_lines():
     for thread in threads:
         thread.join()
     assert sorted("".join(written).splitlines()) == [f'{{"do": "{word * 50}"}}' for word in ("beat", "look")]
+
+
+def ended(kind, code=1, rank=0, **more):
+    return {"ended": code, "line": kind, "failed_rank": rank, "kind": kind, "attempt": 0, "reason_known": False, **more}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (ended("failed"), ended("killed"), "b"),
+        (ended("failed"), ended("stopped"), "b"),
+        (ended("failed"), ended("hung", 74), "b"),
+        (ended("failed"), {"lost": True}, "b"),
+        (ended("killed"), {"lost": True}, "a"),
+        (ended("killed"), ended("failed"), "a"),
+        (ended("failed"), ended("failed"), "a"),
+        (ended("killed"), ended("failed", 2), "b"),
+        (ended("failed", 2), ended("killed"), "a"),
+    ],
+)
+def test_who_was_killed_is_named_not_the_host_that_noticed_first(told_hosts, first, second, told):
+    assert told_hosts(first, second).host == told
 
 
 def stops(found):

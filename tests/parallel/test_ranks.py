@@ -56,6 +56,18 @@ def test_nobody_waits_for_last_words_when_the_reason_is_known(outcome, monkeypat
     assert found.kind == "killed"
 
 
+def test_a_rank_that_was_ended_because_another_host_failed_is_no_kill(monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks, "be_rank", pretend.rank)
+    crew = ranks.Crew(ranks.Place(0, 1, 2, "127.0.0.1", 1), ["wait", str(tmp_path)], 0)
+    crew.reason_known, crew.failed_at = True, time.monotonic()
+    try:
+        while (found := crew.look()) is None:
+            time.sleep(ranks.LOOK_SECONDS)
+    finally:
+        crew.end()
+    assert (found.code, found.kind) == (1, "failed")
+
+
 def test_a_stopped_rank_is_ended_and_named(outcome):
     found = outcome("wait", "stop")
     assert (found.code, found.rank) == (1, 1)

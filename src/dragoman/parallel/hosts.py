@@ -422,7 +422,7 @@ class Fleet:
                     return
 
     def watch(self) -> Outcome:
-        """Until all hosts have ended; returns the outcome of whoever failed."""
+        """Until all hosts have ended; returns the outcome of whoever failed, and not because of another one if that is known."""
         handed_on = 0
         verdict = Outcome()
         while any(host.ended is None for host in self.hosts):
@@ -433,7 +433,7 @@ class Fleet:
             with suppress(queue.Empty):
                 host, message = self.inbox.get(timeout=0.2)
                 failure = self.hear(host, message) if host in self.hosts else None  # not the last word of a lost one
-                if failure and (not verdict.code or (failure.code == 2 != verdict.code)):
+                if failure and failure.weight > verdict.weight:
                     if not verdict.code and not self.received:
                         self.tell("end", reason_known="lost" in message or message["reason_known"])
                     verdict = failure

@@ -88,6 +88,13 @@ class Outcome:
     kind: str = ""  # killed, stopped, hung, failed; lost, where it is a whole host
     host: str = field(default_factory=socket.gethostname)
 
+    @property
+    def weight(self) -> int:
+        """Of several outcomes that with the most tells why a run has ended: a rank that only failed may have lost another one."""
+        if self.code in (0, 2):
+            return 3 if self.code else 0
+        return 1 if self.kind == "failed" else 2
+
     def event(self, attempt: int) -> runs.Row:
         """For the run folder. Of a traceback the last line."""
         said = self.line.removeprefix("dragoman: ").strip().splitlines() or [""]
@@ -286,7 +293,7 @@ class Crew:
         rank, code = min(self.failed, key=importance)
         line = read_error(self.error_file(rank - self.place.first))
         how = f"ended with code {code}" if code > 0 else KILLED.get(-code, f"was ended by signal {-code}")
-        kind = kind_of(code)
+        kind = "failed" if rank in self.killed else kind_of(code)  # we ended it because others had failed
         if self.stopped[self.processes[rank - self.place.first].pid or 0] >= STOPPED_LOOKS:
             how, kind = "was stopped by a signal (SIGSTOP) and held up the others", "stopped"
         missing = f"dragoman: rank {rank} {how}; see its log in the run folder"
