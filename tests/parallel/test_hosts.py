@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import shutil
 import sys
@@ -316,3 +317,24 @@ def test_a_remedy_asks_what_the_launcher_may_not_ask(said, remedy):
     host.words = [said]
     host.process = SimpleNamespace(args=[*hosts.SSH.split(), "b", "agent"], poll=lambda: 255)
     assert re.search(remedy + "$", str(host.unreachable()))
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("exec /nowhere/bin/python3 -m dragoman agent", "name a Python that has it with --python"),
+        ("exec /etc/hostname -m dragoman agent", "name a Python that has it with --python"),
+        ("exec python3-is-not-here -m dragoman agent", "name a Python that has it with --python"),
+        ("cd /nowhere && exec python3 -m dragoman agent", "name a folder that it has with --folder"),
+        ("echo 'pods b not found' >&2; exit 1", "try: SHELL -c true"),
+    ],
+)
+def test_a_remedy_follows_from_how_the_shell_ended_not_from_its_words(shell, line, remedy):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    host = hosts.Host("b", 1)
+    host.connect([shell, "-c", line], queue.Queue())
+    with pytest.raises(TrainingError, match=re.escape(remedy.replace("SHELL", shell)) + "$"):
+        host.ask("look")
+    host.leave()

@@ -147,7 +147,8 @@ class Host:
     def unreachable(self) -> TrainingError:
         """Why the agent could not be started, in one line with a remedy."""
         said = " / ".join([word for word in self.words if word][-LAST_WORDS:])
-        if "No module named" in said or "not found" in said:
+        # Its shell found no such program, or cannot run it; ssh's own failures are 255.
+        if "No module named" in said or self.process.poll() in (126, 127):
             return self.error(
                 f"its Python cannot start dragoman ({said}); install the same version there, or name a Python that has it with --python"
             )
