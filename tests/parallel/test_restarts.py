@@ -1,11 +1,12 @@
 """What the launcher does after ranks have ended: start again, sooner or later, or tell."""
 
 import signal
+from contextlib import nullcontext
 
 import pytest
 
 from dragoman import runs
-from dragoman.parallel import launch
+from dragoman.parallel import cluster, hosts, launch
 from dragoman.parallel.ranks import Outcome
 
 
@@ -53,13 +54,40 @@ def test_what_fails_time_and_again_is_tried_later_and_later(launched):
     assert launched(failed, failed, failed, killed, failed, Outcome()) == (0, 6, [1, 2, 3, 0, 1])
 
 
+def test_so_over_hosts(monkeypatch):
+    kinds, pauses = ["failed", "failed", "killed", "failed", ""], []
+
+    class Fleet(nullcontext):
+        def __init__(self, *_, **__):
+            super().__init__(self)
+
+        def attempt(self, arguments, environment, attempt):
+            return Outcome(int(bool(kinds[attempt])), "", kind=kinds[attempt])
+
+        def note(self, fault):
+            pass
+
+    monkeypatch.setattr(hosts, "Fleet", Fleet)
+    monkeypatch.setattr(hosts, "pause", lambda failures, received: pauses.append(failures))
+    assert hosts.launch_on_hosts(None, None, ["train"], {}, 5) == 0
+    assert pauses == [1, 2, 0, 1]
+
+
+def test_so_on_ray():
+    desk = cluster.Desk()
+    for attempt, kinds in enumerate((["failed"], ["failed", "failed"], ["failed", "killed"], ["failed"])):
+        for kind in kinds:
+            desk.fail(attempt, 1, {"kind": kind})
+    assert [desk.failures(attempt) for attempt in range(6)] == [0, 1, 2, 0, 1, 0]
+
+
 @pytest.mark.parametrize(("failures", "seconds"), [(0, 0), (1, 0), (2, 4), (3, 8), (9, 60)])
 def test_pauses_are_short_at_first_and_never_endless(monkeypatch, failures, seconds):
     now = [0.0]
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(launch.time, "sleep", lambda spent: now.__setitem__(0, now[0] + spent))
-    launch.pause(failures, [])
+    launch.pause(failures, lambda: [])
     assert now[0] == pytest.approx(seconds, abs=0.1)
     before = now[0]
-    launch.pause(failures, [signal.SIGTERM])
+    launch.pause(failures, lambda: [signal.SIGTERM])
     assert now[0] == before

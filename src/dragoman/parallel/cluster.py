@@ -16,7 +16,7 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.errors import TrainingError, require_extra
-from dragoman.parallel.launch import free_port, listening, resumed, stopped_well, worth_another
+from dragoman.parallel.launch import free_port, listening, pause, resumed, stopped_well, worth_another
 from dragoman.parallel.ranks import HUNG, RESTART, STOPS, Outcome, die_with_parent, kind_of
 
 MEETING_SECONDS = 120  # for all workers to be there
@@ -131,6 +131,13 @@ class Desk:
         self.noted.add(attempt)
         return min(self.faults[attempt], key=lambda told: told[0] not in REASONS)[1]
 
+    def failures(self, attempt: int) -> int:
+        """Attempts right before this one in which ranks failed and none was killed or hung."""
+        count = 0
+        while {fault["kind"] for _, fault in self.faults.get(attempt - count - 1, [])} == {"failed"}:
+            count += 1
+        return count
+
     def end(self, rank: int, code: int) -> None:
         self.ended[rank] = code
 
@@ -149,6 +156,7 @@ def be_worker(config: dict[str, Any]) -> None:
     attempt = ray.get(desk.begin.remote(rank))
     settings = {"MASTER_PORT": str(port[0]), RESTART: str(attempt)}
     command = [sys.executable, "-m", "dragoman", *resumed(config["arguments"], attempt)]
+    pause(ray.get(desk.failures.remote(attempt)), lambda: ray.get(desk.received.remote()))
     # A session of its own: a Ctrl-C at the terminal reaches it through the desk alone, once.
     process = subprocess.Popen(
         command, env={**os.environ, **settings}, start_new_session=True, preexec_fn=die_with_parent

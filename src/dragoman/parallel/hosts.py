@@ -24,7 +24,7 @@ from dragoman.config import Config, to_toml
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
-from dragoman.parallel.launch import PORTS, listening, resumed, stopped_well, worth_another
+from dragoman.parallel.launch import PORTS, listening, pause, resumed, stopped_well, worth_another
 from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
@@ -478,7 +478,7 @@ def launch_on_hosts(
 ) -> int:
     """Run `dragoman ARGUMENTS` on all hosts, RUN_FILE standing for the configuration; returns the exit code. After a failure
     that is no mistake of the user everything is started anew with --resume, with other ports: no host is special."""
-    resumes = restarts > 0 or "--resume" in arguments
+    resumes, failures = restarts > 0 or "--resume" in arguments, 0
     with listening() as received, Fleet(cluster, config, received, resumes=resumes) as fleet:
         for attempt in range(restarts + 1):
             try:
@@ -495,6 +495,8 @@ def launch_on_hosts(
             if received or not worth_another(outcome.code):
                 return outcome.code
             fleet.note(outcome.event(attempt))
+            failures = failures + 1 if outcome.kind == "failed" else 0
             if attempt < restarts:
                 print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+                pause(failures, lambda: received)
     return outcome.code

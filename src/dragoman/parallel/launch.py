@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -49,14 +49,14 @@ def launch(processes: int, arguments: list[str], run: runs.RunFolder, *, restart
             failures = failures + 1 if outcome.kind == "failed" else 0
             if attempt < restarts:
                 print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
-                pause(failures, received)
+                pause(failures, lambda: received)
     return outcome.code
 
 
-def pause(failures: int, received: list[int]) -> None:
-    """A disk or a network that fails time and again is given some time to come back."""
+def pause(failures: int, received: Callable[[], list[int]]) -> None:
+    """A disk or a network that fails time and again is given some time to come back; `received`: signals that ask for a stop."""
     until = time.monotonic() + min(LONGEST_PAUSE, 2.0**failures if failures > 1 else 0.0)
-    while time.monotonic() < until and not received:
+    while time.monotonic() < until and not received():
         time.sleep(LOOK_SECONDS)
 
 
