@@ -13,13 +13,17 @@ from support import tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
+from dragoman.config.schema import Parallel
 from dragoman.errors import RunError, TrainingError
+from dragoman.model.folder import write_tensors
 from dragoman.parallel import ranks
 from dragoman.parallel.mesh import Mesh
-from dragoman.training import checkpoint, saving, trainer
+from dragoman.parallel.strategy import Strategy
+from dragoman.training import checkpoint, optim, saving, trainer
 from dragoman.training.data_check import DataCheck
 from dragoman.training.owner import Claim
 from dragoman.training.saving import Saver
+from dragoman.training.state import TrainState
 from dragoman.training.trainer import Trainer
 from dragoman.training.watchdog import Watchdog
 
@@ -30,6 +34,38 @@ def files(run):
     found = runs.RunFolder(run)
     names = ("model.safetensors", "optimizer.safetensors")
     return [(folder / name).read_bytes() for folder in runs.checkpoint_folders(found) for name in names]
+
+
+class Island(Strategy):
+    drifts = True
+
+
+def after(updates):
+    """An island that has come to step 5 with so many updates: the others it skipped."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(updates):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return TrainState(model, optimizer, torch.amp.GradScaler(enabled=False), step=5)
+
+
+def test_an_island_goes_on_with_its_own_number_of_updates(tmp_path):
+    """Adam's correction follows from it: with that of the main rank the resumed run would be another one."""
+    main, other = after(5), after(3)
+    strategy = Island(Parallel(), Mesh(1, 1, 0, torch.device("cpu")))
+    write_tensors(tmp_path / "model.safetensors", main.model.state_dict())
+    write_tensors(tmp_path / checkpoint.OPTIMIZER, optim.moments(main.optimizer, main.model))
+    runs.write_json(tmp_path / checkpoint.TRAINING, main.numbers() | {"updates": optim.updates(main.optimizer)})
+    assert checkpoint.write_own(tmp_path, other, strategy) == tmp_path / "own-00001.safetensors"
+    resumed = after(0)
+    checkpoint.restore(tmp_path, resumed, strategy)
+    for state in (other, resumed):
+        state.model(torch.ones(3)).sum().backward()
+        state.optimizer.step()
+    assert resumed.model.weight.equal(other.model.weight)
 
 
 def test_a_slow_disk_changes_nothing(prepared, tmp_path, monkeypatch):

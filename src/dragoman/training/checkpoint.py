@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 OPTIMIZER, TRAINING = "optimizer.safetensors", "training.json"
 OWN_WEIGHTS, OWN, PIECES = "weights.safetensors", "own-{:05d}.safetensors", "moments-{:05d}.safetensors"
+UPDATES = "updates"
 PIECES_SECONDS = 600.0  # until the main rank no longer waits for what another writes
 
 
@@ -65,18 +66,20 @@ def snapshot(
     own: list[Path],
 ) -> Snapshot:
     """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
-    numbers = state.numbers() | identity | {"updates": optim.updates(state.optimizer)}
+    numbers = state.numbers() | identity | {UPDATES: optim.updates(state.optimizer)}
     used, trained = (state.average.tensors, weights) if state.average else (weights, {})
     used, trained, moments = host_copies(used, trained, moments)
     return Snapshot(state.step, used, trained, moments, numbers, scores, own)
 
 
 def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
-    """What this rank has for itself: usually nothing, between two agreements weights and moments too."""
+    """What this rank has for itself: usually nothing; between two agreements weights, moments and the number of updates too, as
+    islands skip a bad gradient each by itself."""
     own = strategy.own_state()
     if strategy.drifts:
         weights = {f"weights.{name}": parameter.detach() for name, parameter in state.model.named_parameters()}
         own |= weights | optim.moments(state.optimizer, state.model)
+        own[UPDATES] = torch.tensor(optim.updates(state.optimizer))
     return own
 
 
@@ -246,16 +249,17 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     """Put a checkpoint into `state` and `strategy`. A run that begins to average now begins with the weights as they are."""
     parameters = dict(state.model.named_parameters())
 
-    def put(weights: dict[str, Tensor], moments: Iterable[tuple[str, Tensor]]) -> None:
+    def put(weights: dict[str, Tensor], moments: Iterable[tuple[str, Tensor]], updates: int) -> None:
         whole = {name: strategy.cut(parameters[name], tensor) for name, tensor in weights.items() if name in parameters}
         model_folder.load_weights(state.model, weights | whole, checkpoint / model_folder.WEIGHTS)
         cut = {name: strategy.cut(parameters[name.partition(".")[2]], tensor) for name, tensor in moments}
-        optim.restore(state.optimizer, state.model, cut, numbers.get("updates", state.step))
+        optim.restore(state.optimizer, state.model, cut, updates)
 
     numbers = runs.read_json(checkpoint / TRAINING)
     state.restore_numbers(numbers)
     kept, trained = model_folder.read_weights(checkpoint), checkpoint / OWN_WEIGHTS
-    put(model_folder.read_tensors(trained) if trained.exists() else kept, moments_in(checkpoint))
+    updates = numbers.get(UPDATES, state.step)
+    put(model_folder.read_tensors(trained) if trained.exists() else kept, moments_in(checkpoint), updates)
     if state.average:
         state.average.restore(kept)
     own = read_own(checkpoint, strategy)
@@ -263,7 +267,8 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     prefix = "weights."
     weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
     if strategy.drifts and weights:
-        put(weights, [(name, tensor) for name, tensor in own.items() if name.startswith(optim.MOMENTS)])
+        moments = [(name, tensor) for name, tensor in own.items() if name.startswith(optim.MOMENTS)]
+        put(weights, moments, int(own.get(UPDATES, updates)))
 
 
 def moments_in(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
