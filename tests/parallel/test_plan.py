@@ -58,6 +58,15 @@ def test_packing_that_is_slower_than_the_link_is_what_a_step_waits_for():
     assert plan.forecast(slow, "local", "int8").exposed_seconds > seconds / slow.inner_steps
 
 
+def test_only_the_last_micro_batch_hides_an_exchange():
+    fast = replace(REFERENCE, bytes_per_s=plan.parse_rate("20gbit"))
+    for strategy in plan.EVERY_BUCKET:
+        one, four = (plan.forecast(replace(fast, micro_batches=count), strategy) for count in (1, 4))
+        assert one.exposed_seconds == one.exchange_seconds / plan.buckets(fast), "all but the last bucket is hidden"
+        assert four.exposed_seconds == pytest.approx(four.exchange_seconds - plan.window(fast) / 4)
+        assert four.exposed_seconds > 2 * one.exposed_seconds
+
+
 @pytest.mark.parametrize(
     ("rate", "latency", "chosen"),
     [

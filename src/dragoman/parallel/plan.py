@@ -121,8 +121,8 @@ def exposed(setting: Setting, strategy: str, seconds: float) -> float:
 
 
 def window(setting: Setting) -> float:
-    """Seconds of the backward pass that an exchange in buckets runs beside."""
-    return setting.backward_share * setting.compute_seconds * (1 - 1 / buckets(setting))
+    """Seconds of the backward pass that an exchange in buckets runs beside: that of the last micro-batch."""
+    return setting.backward_share * setting.compute_seconds / setting.micro_batches * (1 - 1 / buckets(setting))
 
 
 def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:
