@@ -13,11 +13,12 @@ import pytest
 from support import as_overrides, tiny_config
 from typer.testing import CliRunner
 
+from dragoman import runs
 from dragoman.cli.forecast import unlike
 from dragoman.cli.main import app
 from dragoman.cli.stages import train
 from dragoman.config import load_config
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, RunError
 from dragoman.parallel import plan, wire
 
 BASE = 60_880_896  # parameters of transformer-base
@@ -106,12 +107,56 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)
     other = planned(str(tmp_path / "run"), "model.d_ff=128", "model.dropout=0.3")
     assert "it trained another model (model.d_ff = 64 there and 128 here); take another run" in str(other)
+    environment = tmp_path / "run" / "environment.json"
+    known = runs.read_json(environment)
+    runs.write_json(environment, known | {"tokens_per_gpu": 128})  # as "auto" would have found out
+    assert [
+        planned(str(tmp_path / "run"), "--gpus", gpus, "train.tokens_per_gpu=auto")["setting"]["micro_batches"]
+        for gpus in ("1", "2")
+    ] == [4, 2]
+    assert planned(str(tmp_path / "run"))["setting"]["micro_batches"] == 1, "as the run file says"
+    for lost, told in (
+        (environment.unlink, "environment.json is missing"),
+        (lambda: environment.write_text('{"world', encoding="utf-8"), "environment.json cannot be read"),
+        (lambda: environment.write_text("{}", encoding="utf-8"), "environment.json is empty or torn"),
+    ):
+        lost()
+        found = planned(str(tmp_path / "run"))
+        assert isinstance(found, RunError)
+        assert told in str(found)
 
 
 @pytest.mark.parametrize(("strategy", "hosts", "tells"), [("fsdp", 1, True), ("fsdp", 2, False), ("local", 2, True)])
 def test_a_run_whose_waiting_is_not_known_does_not_tell_the_time_of_computing(strategy, hosts, tells):
-    config = load_config("tiny", [f"parallel.strategy={strategy}", "train.tokens_per_gpu=1024"])
-    assert (unlike(config, config, hosts) == "") is tells
+    config = load_config("tiny", [f"parallel.strategy={strategy}", "train.tokens_per_gpu=1024", NOT_PREPARED])
+    assert (unlike(config, config, environment(config, hosts=[{}] * hosts)) == "") is tells
+
+
+NOT_PREPARED = "data.folder=nothing-is-here"
+
+
+def environment(config, **others):
+    model = {"vocab_size": config.subwords.vocab_size}
+    return {"model": model, "device": "cuda", "precision": "bf16", "hosts": [{}]} | others
+
+
+@pytest.mark.parametrize(
+    ("overrides", "others", "told"),
+    [
+        ([], {}, ""),
+        (["train.precision=bf16"], {}, ""),
+        (["train.precision=fp32"], {}, "it computed in bf16, and train.precision is 'fp32' here"),
+        (["train.device=cpu"], {}, "it computed on cuda, and train.device = 'cpu' plans for cpu"),
+        ([], {"device": "cpu"}, "it computed on cpu, and train.device = 'auto' plans for cuda"),
+        (["train.device=cpu"], {"device": "cpu"}, ""),
+        ([], {"model": {"vocab_size": 123}}, "it trained another model (a vocabulary of 123 pieces there and "),
+    ],
+)
+def test_a_run_on_another_device_or_in_other_numbers_does_not_tell_it_either(overrides, others, told):
+    config = load_config("tiny", [NOT_PREPARED, *overrides])
+    found = unlike(config, config, environment(config, **others))
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
 
 
 def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from dragoman.errors import DataError, RunError
 from dragoman.model import size
 from dragoman.parallel import plan
 from dragoman.report import load_run
+from dragoman.report.read import number
+from dragoman.runs import Row
 
 USUAL_MFU = 0.35  # share of a GPU's peak that training reaches
 FILL = 0.98  # of the slots hold a real token
@@ -28,44 +30,72 @@ def vocabulary(config: Config) -> tuple[int, int]:
         return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
-def compute_seconds(
-    config: Config, ranks: int, run: Path | None, given: float | None, tflops: float
-) -> tuple[float, str]:
-    """Of one step on all ranks, without exchange; and where the number comes from."""
+@dataclass(frozen=True)
+class Computing:
+    """Of one step on all ranks, without exchange."""
+
+    seconds: float
+    source: str  # where the number comes from
+    at_once: int | None = None  # target slots on one rank that fit, where a run has tried
+
+
+def computing(config: Config, ranks: int, run: Path | None, given: float | None, tflops: float) -> Computing:
     slots = config.train.batch_tokens
     if given:
-        return given, "as given"
+        return Computing(given, "as given")
     if run is None:
         work = size.flops(config.model, vocabulary(config)[0], FILL * slots, FILL * slots)
-        return work / (ranks * tflops * 1e12 * USUAL_MFU), f"{USUAL_MFU:.0%} of {tflops:g} TFLOP/s a GPU, a guess"
+        guess = f"{USUAL_MFU:.0%} of {tflops:g} TFLOP/s a GPU, a guess"
+        return Computing(work / (ranks * tflops * 1e12 * USUAL_MFU), guess)
     record = load_run(run)
     rows = record.train_rows[len(record.train_rows) // 2 :]
     if not rows or record.config is None:
         raise RunError(f"{run}: has no row of metrics yet; let it train for a while, or give --compute-seconds")
-    if reason := unlike(config, record.config, len(record.environment["hosts"])):
+    world, at_once = (number(record.environment, key) for key in ("world_size", "tokens_per_gpu"))
+    if not (world and at_once):
+        lacking = record.missing.get(record.folder.environment.name, "environment.json does not say on how many ranks")
+        raise RunError(f"{run}: {lacking}; take another run, or give --compute-seconds")
+    if reason := unlike(config, record.config, record.environment):
         raise RunError(f"{run}: {reason}; take another run, or give --compute-seconds")
     step = statistics.median(row["step_seconds"] - row.get("exposed_seconds", 0.0) for row in rows)
-    per_slot = step * record.environment["world_size"] / record.config.train.batch_tokens
-    return per_slot * slots / ranks, f"measured in {run}"
+    per_slot = step * world / record.config.train.batch_tokens
+    return Computing(per_slot * slots / ranks, f"measured in {run}", int(at_once))
 
 
-def unlike(config: Config, measured: Config, hosts: int) -> str:
+def unlike(config: Config, measured: Config, environment: Row) -> str:
     """Why a run does not tell how long this model computes; "" where it does."""
     ours, theirs = config.model.model_dump(), measured.model.model_dump()
     others = [key for key in ours if ours[key] != theirs[key] and not key.endswith("dropout")]
     if others:
         told = ", ".join(f"model.{key} = {theirs[key]!r} there and {ours[key]!r} here" for key in others)
         return f"it trained another model ({told})"
-    if hosts > 1 and measured.parallel.strategy in ("fsdp", "hybrid"):
+    pieces, planned = number(environment, "model", "vocab_size"), vocabulary(config)[0]
+    if pieces != planned:
+        return f"it trained another model (a vocabulary of {pieces or 0:.0f} pieces there and {planned} here)"
+    device, wanted = environment.get("device"), "cpu" if config.train.device == "cpu" else "cuda"
+    if device != wanted:
+        return f"it computed on {device}, and train.device = {config.train.device!r} plans for {wanted}"
+    precision = environment.get("precision")
+    if config.train.precision not in ("auto", precision):
+        return f"it computed in {precision}, and train.precision is {config.train.precision!r} here"
+    if len(environment.get("hosts", ())) > 1 and measured.parallel.strategy in ("fsdp", "hybrid"):
         return "with fsdp or hybrid over several hosts nobody knows how much of a step was waiting for the network"
     return ""
 
 
 def setting_of(
-    config: Config, hosts: int, gpus: int, seconds: float, bandwidth: str, latency_ms: float
+    config: Config,
+    hosts: int,
+    gpus: int,
+    seconds: float,
+    bandwidth: str,
+    latency_ms: float,
+    *,
+    fitting: int | None = None,
 ) -> plan.Setting:
+    """`fitting`: what train.tokens_per_gpu = "auto" has come to; otherwise everything at once."""
     vocab, train = sum(vocabulary(config)), config.train
-    at_once = train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
+    at_once = fitting or train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
         parameters=size.parameters(config.model, vocab),
         gathered_once=vocab * config.model.d_model,

@@ -195,9 +195,9 @@ def plan(
     config = load_config(run_file, overrides)
     from dragoman.cli import forecast
 
-    seconds, source = forecast.compute_seconds(config, hosts * gpus, run, compute_seconds, tflops)
-    setting = forecast.setting_of(config, hosts, gpus, seconds, bandwidth, latency_ms)
-    forecast.tell(config, setting, source, bandwidth, tokens, price)
+    found = forecast.computing(config, hosts * gpus, run, compute_seconds, tflops)
+    setting = forecast.setting_of(config, hosts, gpus, found.seconds, bandwidth, latency_ms, fitting=found.at_once)
+    forecast.tell(config, setting, found.source, bandwidth, tokens, price)
 
 
 def agent() -> None:
