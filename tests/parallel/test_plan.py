@@ -10,16 +10,21 @@ from types import SimpleNamespace
 
 import cluster as bench
 import pytest
+import torch
 from support import as_overrides, tiny_config
 from typer.testing import CliRunner
 
 from dragoman import runs
+from dragoman.cli import forecast
 from dragoman.cli.forecast import unlike
 from dragoman.cli.main import app
 from dragoman.cli.stages import train
 from dragoman.config import load_config
 from dragoman.errors import DragomanError, RunError
-from dragoman.parallel import plan, wire
+from dragoman.model.transformer import Transformer
+from dragoman.parallel import doctor, plan, wire
+from dragoman.parallel.mesh import Mesh
+from dragoman.training import facts, start
 
 BASE = 60_880_896  # parameters of transformer-base
 REFERENCE = plan.Setting(BASE, 32_768 * 512, 2, 2, 0.3, plan.parse_rate("1gbit"))
@@ -157,6 +162,35 @@ def test_a_run_on_another_device_or_in_other_numbers_does_not_tell_it_either(ove
     found = unlike(config, config, environment(config, **others))
     assert found.startswith(told)
     assert bool(found) == bool(told)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "local"])
+def test_plan_doctor_and_trainer_count_what_learns(monkeypatch, strategy):
+    config = load_config(
+        "tiny",
+        [
+            NOT_PREPARED,
+            "train.device=cpu",
+            "train.tokens_per_gpu=1024",
+            'train.freeze=["encoder.*"]',
+            f"parallel.strategy={strategy}",
+        ],
+    )
+    monkeypatch.setattr(forecast, "pack_seconds", lambda device, ranks: {})
+    setting = forecast.setting_of(config, 2, 1, 1.0, "1gbit", 0.0)
+    model = Transformer(config.model, config.subwords.vocab_size)
+    start.freeze(model, config.train.freeze)
+    hosts, share = [{"ranks": [0]}, {"ranks": [1]}], facts.share_of(config, Mesh(0, 2, 0, torch.device("cpu")))
+    found = facts.exchange(config, hosts, share, model, gloo=True)
+    assert found["sent_bytes"] == round(plan.sent_bytes(setting, strategy, "fp32"))
+    assert setting.frozen == sum(tensor.numel() for tensor in model.encoder.parameters())
+    gathered_too = replace(setting, parameters=setting.parameters + setting.frozen, frozen=0)
+    assert plan.sent_bytes(setting, strategy, "fp32") < plan.sent_bytes(gathered_too, strategy, "fp32")
+    told = []
+    monkeypatch.setattr(doctor, "examine", lambda *given: told.extend(given[2:]) or iter(()))
+    assert CliRunner().invoke(app, ["doctor", "tiny", *as_overrides(config)]).exit_code == 0
+    assert told[1] == 4 * setting.parameters
+    assert told[0] == 4 * (3 * setting.parameters + setting.frozen) + 16
 
 
 def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):

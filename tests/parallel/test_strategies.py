@@ -25,6 +25,7 @@ SMALL = [
     "monitor.telemetry=false",
 ]
 PAIRS = "parallel.ranks_per_island=2"
+FROZEN = 'train.freeze=["encoder.0.*"]'
 SHORT = ["parallel.inner_steps=4", "parallel.fragments=2"]
 EXACT = {
     "ddp": [],
@@ -40,7 +41,7 @@ APPROXIMATE = {
     "local": ["parallel.strategy=local", *SHORT, "parallel.ranks_per_island=1", "parallel.wire=int8"],
     "local_pairs": ["parallel.strategy=local", *SHORT, PAIRS],
     "streaming": ["parallel.strategy=streaming", *SHORT, "parallel.ranks_per_island=1", "parallel.wire=int8"],
-    "streaming_pairs": ["parallel.strategy=streaming", *SHORT, PAIRS, "parallel.wire=bf16"],
+    "streaming_pairs": ["parallel.strategy=streaming", *SHORT, PAIRS, "parallel.wire=bf16", FROZEN],
 }
 RESUMED = {name: EXACT[name] for name in ("ddp", "fsdp")} | APPROXIMATE
 STEPS, BREAK = 10, 5  # the break is between two agreements, with a fragment on its way
@@ -181,6 +182,15 @@ def test_a_run_may_go_on_with_another_strategy(ran):
     losses = [row["loss"] for row in runs.read_rows(ran / "switched" / "metrics.jsonl") if row["kind"] == "valid"]
     assert len(losses) == 4
     assert losses == sorted(losses, reverse=True)
+
+
+def test_what_is_frozen_is_in_the_model_and_nobodys_own(ran):
+    run = ran / "halves" / "streaming_pairs"
+    kept, own = weights(run, BREAK), weights(run, BREAK, "own-00000.safetensors")
+    alone = {name.removeprefix("weights.") for name in own if name.startswith("weights.")}
+    assert kept.keys() == weights(ran / "straight" / "ddp", STEPS).keys()
+    assert kept.keys() - alone == {name for name in kept if name.startswith("encoder.0.")} != set()
+    assert own["momentum"].numel() == sum(kept[name].numel() for name in alone)
 
 
 @pytest.mark.parametrize("name", ["local", "streaming"])

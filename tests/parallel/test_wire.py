@@ -104,6 +104,21 @@ def test_a_fragment_keeps_the_way_that_was_gone_while_it_was_on_its_way(group):
     torch.testing.assert_close(objective.weight.detach(), start + 8)
 
 
+def test_what_is_frozen_is_not_exchanged_and_is_a_part_of_the_model(group):
+    objective = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    objective[1].requires_grad_(False)
+    strategy = alone(Parallel(strategy="local", inner_steps=1), objective)
+    assert strategy.weights.numel() == strategy.momentum.numel() == 20 + 10
+    with torch.no_grad():
+        for parameter in strategy.parameters:
+            parameter.add_(1.0)
+    strategy.after_step(1)
+    agreed = strategy.agreed(objective)
+    assert agreed.keys() == objective.state_dict().keys()
+    for name, tensor in objective.state_dict().items():
+        torch.testing.assert_close(agreed[name], tensor)
+
+
 def test_a_fragment_on_its_way_is_taken_up_where_it_fits(group):
     """The number of fragments may change between two starts: what is on its way is lost then, not put somewhere else."""
     streaming = Parallel(strategy="streaming", wire="bf16", inner_steps=4, fragments=4)

@@ -137,9 +137,9 @@ def network(
     settings = [
         setting_of(config, nodes, gpus_per_node, step_seconds or 0.0, f"{link}gbit", 0.0) for link in LINKS_GBIT
     ]
-    count, ranks = settings[0].parameters, settings[0].ranks
+    count, frozen, ranks = settings[0].parameters, settings[0].frozen, settings[0].ranks
     print(
-        f"{count:,} parameters, {units.size(4 * count)} of gradients in fp32, {nodes} nodes of {gpus_per_node}: {ranks} ranks"
+        f"{count + frozen:,} parameters, {units.size(4 * count)} of gradients in fp32, {nodes} nodes of {gpus_per_node}: {ranks} ranks"
     )
     heads = "".join(f"{units.link_speed(1000 * link):>20s}" for link in LINKS_GBIT)
     by_strategy = list(zip(*map(plan.forecasts, settings), strict=True))

@@ -30,6 +30,21 @@ def vocabulary(config: Config) -> tuple[int, int]:
         return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
+def trainable(config: Config) -> int:
+    """Parameters that learn, as the trainer counts them."""
+    if not config.train.freeze:
+        return size.parameters(config.model, sum(vocabulary(config)))
+    import torch
+
+    from dragoman.model.transformer import Transformer
+    from dragoman.training import facts, start
+
+    with torch.device("meta"):
+        model = Transformer(config.model, *vocabulary(config))
+    start.freeze(model, config.train.freeze)
+    return facts.trainable(model)
+
+
 @dataclass(frozen=True)
 class Computing:
     """Of one step on all ranks, without exchange."""
@@ -94,10 +109,11 @@ def setting_of(
     fitting: int | None = None,
 ) -> plan.Setting:
     """`fitting`: what train.tokens_per_gpu = "auto" has come to; otherwise everything at once."""
-    vocab, train = sum(vocabulary(config)), config.train
+    vocab, learning, train = sum(vocabulary(config)), trainable(config), config.train
     at_once = fitting or train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
-        parameters=size.parameters(config.model, vocab),
+        parameters=learning,
+        frozen=size.parameters(config.model, vocab) - learning,
         gathered_once=vocab * config.model.d_model,
         hosts=hosts,
         ranks_per_host=gpus,
@@ -131,7 +147,7 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
 
     console = Console(highlight=False)
     console.print(
-        f"{setting.parameters:,} parameters, {config.train.batch_tokens:,} target slots a step, {setting.hosts} x "
+        f"{setting.parameters + setting.frozen:,} parameters, {config.train.batch_tokens:,} target slots a step, {setting.hosts} x "
         f"{setting.ranks_per_host} GPUs, {bandwidth} a machine; computing {setting.compute_seconds:.4f} s a step ({source})"
     )
     choices = plan.forecasts(setting)

@@ -134,16 +134,16 @@ def doctor(
 ) -> None:
     """Look at hosts and the network between them before a run: what is wrong, and what to do. Exit code 0: go; 1: no."""
     config = load_config(run_file, overrides)
-    from dragoman.cli.forecast import vocabulary
+    from dragoman.cli.forecast import trainable, vocabulary
     from dragoman.model import size
     from dragoman.parallel.doctor import examine
 
-    count = size.parameters(config.model, sum(vocabulary(config)))
-    checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0)
+    count, learning = size.parameters(config.model, sum(vocabulary(config))), trainable(config)
+    checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0, trainable=learning)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
-    for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * count):
+    for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * learning):
         verdicts.append(finding.verdict)
         print(f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}", flush=True)
     go = "stop" not in verdicts

@@ -9,7 +9,7 @@ FP32_BYTES = 4
 
 
 def parameters(section: Model, vocab_size: int) -> int:
-    """Trainable numbers, with embeddings of `vocab_size` pieces (of both vocabularies, where there are two): attention without
+    """All numbers, with embeddings of `vocab_size` pieces (of both vocabularies, where there are two): attention without
     biases and two final norms, or the other way round."""
     width, inner = section.d_model, section.d_ff
     norm = 2 * width

@@ -55,7 +55,7 @@ class Local(Strategy):
         return self.islands.own
 
     def shard(self, objective: nn.Module) -> None:
-        self.parameters = list(objective.parameters())
+        self.parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
         self.restart()
 
     def restart(self) -> None:
@@ -143,10 +143,12 @@ class Local(Strategy):
     # --- what is agreed on, and what is not ---
 
     def agreed(self, model: nn.Module) -> Tensors:
-        shapes = [parameter.shape for parameter in self.parameters]
-        parts = torch.split(self.weights, [shape.numel() for shape in shapes])
-        names = [name for name, _ in model.named_parameters()]
-        return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        """What is frozen is the same everywhere, and never exchanged."""
+        parts = iter(torch.split(self.weights, [parameter.numel() for parameter in self.parameters]))
+        return {
+            name: next(parts).view(parameter.shape) if parameter.requires_grad else parameter.detach()
+            for name, parameter in model.named_parameters()
+        }
 
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:

@@ -26,7 +26,7 @@ UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 class Setting:
     """Model, machines and network. `compute_seconds`: of one step, without any exchange."""
 
-    parameters: int
+    parameters: int  # that learn: what is frozen has no gradient
     gathered_once: int  # parameters outside of blocks: FSDP keeps them from the forward pass to the backward pass
     hosts: int
     ranks_per_host: int
@@ -38,6 +38,7 @@ class Setting:
     fragments: int = 4
     backward_share: float = 2 / 3
     pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is summed up
+    frozen: int = 0  # parameters that do not learn; FSDP gathers them all the same
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
 
     @property
@@ -77,7 +78,7 @@ def sent_bytes(setting: Setting, strategy: str, wire: str) -> float:
     if strategy == "ddp":
         return ring(ranks) * count * BYTES[wire]
     if strategy == "fsdp":
-        gathered = setting.micro_batches * (2 * count - setting.gathered_once)
+        gathered = setting.micro_batches * (2 * (count + setting.frozen) - setting.gathered_once)
         scattered = 2 * count if setting.gloo else count
         return (gathered + scattered) * (ranks - 1) / ranks * BYTES["fp32"]
     between = ring(hosts) * count * BYTES[wire]

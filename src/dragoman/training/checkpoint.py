@@ -77,7 +77,8 @@ def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
     islands skip a bad gradient each by itself."""
     own = strategy.own_state()
     if strategy.drifts:
-        weights = {f"weights.{name}": parameter.detach() for name, parameter in state.model.named_parameters()}
+        learning = [(name, each) for name, each in state.model.named_parameters() if each.requires_grad]
+        weights = {f"weights.{name}": parameter.detach() for name, parameter in learning}
         own |= weights | optim.moments(state.optimizer, state.model)
         own[UPDATES] = torch.tensor(optim.updates(state.optimizer))
     return own
@@ -268,7 +269,7 @@ def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
     weights = {name.removeprefix(prefix): tensor for name, tensor in own.items() if name.startswith(prefix)}
     if strategy.drifts and weights:
         moments = [(name, tensor) for name, tensor in own.items() if name.startswith(optim.MOMENTS)]
-        put(weights, moments, int(own.get(UPDATES, updates)))
+        put(kept | weights, moments, int(own.get(UPDATES, updates)))
 
 
 def moments_in(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:

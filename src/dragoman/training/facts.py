@@ -301,6 +301,7 @@ def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: n
             bytes_per_s=1.0,
             micro_batches=share.micro_batches,
             inner_steps=section.inner_steps,
+            frozen=sum(tensor.numel() for tensor in model.parameters()) - trainable(model),
             gloo=gloo,
         )
         facts["sent_bytes"] = round(plan.sent_bytes(machines, section.strategy, section.wire))
