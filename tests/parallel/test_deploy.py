@@ -84,6 +84,22 @@ def test_the_job_of_kubeflow_names_the_runtime_beside_it():
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
 
 
+def test_a_run_on_kuberay_survives_the_loss_of_a_node_and_its_folders_are_seen_by_all():
+    path = DEPLOY / "ray-job.yaml"
+    (job,) = documents(path)
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert int(words[words.index("--restarts") + 1]) > 0
+    assert "ReadWriteMany" in path.read_text(encoding="utf-8")
+    found = list(pods(job))
+    assert len(found) == 2
+    for pod in found:
+        (container,) = pod["containers"]
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]}
+        assert {mount["mountPath"]: claims[mount["name"]] for mount in container["volumeMounts"]} == {
+            "/work": "dragoman-work"
+        }
+
+
 def test_the_image_has_what_kuberay_needs():
     """It asks pods how they are with wget, and hands jobs to the part of Ray that is not in the extra."""
     image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
