@@ -210,7 +210,7 @@ def ended(kind, code=1, rank=0, **more):
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "named"),
     [
         (ended("failed"), ended("killed"), "b"),
         (ended("failed"), ended("stopped"), "b"),
@@ -223,8 +223,8 @@ def ended(kind, code=1, rank=0, **more):
         (ended("failed", 2), ended("killed"), "a"),
     ],
 )
-def test_who_was_killed_is_named_not_the_host_that_noticed_first(told_hosts, first, second, told):
-    assert told_hosts(first, second).host == told
+def test_who_was_killed_is_named_not_the_host_that_noticed_first(told_hosts, first, second, named):
+    assert told_hosts(first, second).host == named
 
 
 def stops(found):
