@@ -46,7 +46,8 @@ FACTS = {
     "problem": "",
     "data_digest": "d" * 12,
     "gpus": [],
-    "cores": 8,
+    "cores": 64,
+    "usable_cores": 8,
     "disk": {"folder": "/disk", "free_bytes": 10**12, "bytes_per_s": 1e9},
 }
 ALL_IS_WELL = {

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from dragoman.cores import usable_cores
 from dragoman.monitor import gpu
 
 INSIDE = ("lo", "docker", "br-", "virbr", "veth", "ifb")  # their traffic stays here, or leaves by another one as well
@@ -55,7 +56,7 @@ def describe() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": cards,
         "interfaces": interfaces + [{"name": name, "speed_mbit": speed(port)} for name, port in ports().items()],

@@ -89,9 +89,9 @@ def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
     has = (
         f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})"
         if gpus
-        else f"no GPU to use, {facts['cores']} cores"
+        else f"no GPU to use, {facts['usable_cores']} cores"
     )
-    room = len(gpus) or facts["cores"]
+    room = len(gpus) or facts["usable_cores"]
     if host.ranks > room:
         yield Finding("stop", f"host {host.name}: {has}, for {host.ranks} processes", f"start at most {room} there")
     else:

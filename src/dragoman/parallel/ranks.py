@@ -30,6 +30,7 @@ from pathlib import Path
 import psutil
 
 from dragoman import runs
+from dragoman.cores import usable_cores
 from dragoman.parallel.threads import outermost
 
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
@@ -177,7 +178,7 @@ class Crew:
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
         warm()
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
-        shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.count)))
         self.readers: list[threading.Thread] = []
         self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dragoman.cores import usable_cores
 from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
 from dragoman.parallel.ranks import NURSERY, warm
@@ -69,7 +70,7 @@ def exchange_seconds(ranks: int, store: Path) -> dict[str, float]:
 
 
 def be_one(rank: int, ranks: int, store: str, out: Connection) -> None:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    torch.set_num_threads(max(1, usable_cores() // ranks))
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     patience = timedelta(seconds=PATIENCE_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
