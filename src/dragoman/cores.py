@@ -1,4 +1,4 @@
-"""How many cores this process may use: threads beyond that only wait for each other."""
+"""How many cores this process may use, and how many threads it was told to take: more only wait for each other."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def container_limit() -> float:
         times = [(CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period")]
         return max(0, int(times[0])) / int(times[1])  # -1: none
     return 0.0
+
+
+def wanted_threads(setting: str) -> int | None:
+    """Of OMP_NUM_THREADS: "4,1" is four threads, and one in each of these. None where it says no number of threads."""
+    first = setting.split(",")[0].strip()
+    return int(first) or None if first.isascii() and first.isdigit() else None

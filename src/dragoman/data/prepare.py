@@ -14,12 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import loky
 import numpy as np
 import pyarrow.compute as pc
 
 from dragoman import runs
 from dragoman.config.schema import Config, Subwords
+from dragoman.cores import usable_cores
 from dragoman.data import clean
 from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
@@ -98,7 +98,7 @@ def prepare(
 
 def crew_of(workers: int | None, *, on_ray: bool) -> Crew:
     if not on_ray:
-        return Crew(workers or loky.cpu_count())
+        return Crew(workers or usable_cores())
     from dragoman.data.ray_crew import RayCrew
 
     return RayCrew(workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import threading
 import zlib
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 import sentencepiece
 
 from dragoman.config.schema import Config, Subwords
+from dragoman.cores import usable_cores
 from dragoman.data.corpus import Text
 from dragoman.errors import DataError
 from dragoman.runs import digest_of
@@ -140,7 +140,7 @@ class Vocabulary:
 
     def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
-        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or os.cpu_count() or 1)
+        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or usable_cores())
         return rows
 
     @cached_property

@@ -30,8 +30,7 @@ from pathlib import Path
 import psutil
 
 from dragoman import runs
-from dragoman.cores import usable_cores
-from dragoman.parallel.threads import outermost
+from dragoman.cores import usable_cores, wanted_threads
 
 RESTART = "DRAGOMAN_RESTART"  # how often this run was started again
 LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
@@ -128,7 +127,7 @@ def set_threads(wanted: str) -> None:
     """OMP_NUM_THREADS was read when torch was imported, before anybody knew how many ranks there would be."""
     import torch
 
-    if threads := outermost(wanted):
+    if threads := wanted_threads(wanted):
         torch.set_num_threads(threads)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import runs
+from dragoman.cores import usable_cores
 from dragoman.errors import DragomanError, Unfinished
-from dragoman.parallel.threads import cores
 from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.request import Request
 from dragoman.translate.translator import Translation, Translator, one_each
@@ -65,7 +65,7 @@ def enter(numbers: Queue[int], processes: int, folder: Path, opening: dict[str, 
     visible = gpus()
     if visible:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[numbers.get() % len(visible)]
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     try:
         _translator = Translator.read(folder, **opening)
     except DragomanError as error:  # here it would only break the pool

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import runs
+from dragoman.cores import usable_cores, wanted_threads
 from dragoman.data.subwords import NEVER_WRITTEN, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
-from dragoman.parallel.threads import cores, outermost
 from dragoman.translate.request import Hypothesis, Request
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class CTranslate2Engine:
         self.library = require_extra("ctranslate2", "export", "translating with CTranslate2")
         self.library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
         self.folder, self.files, self.device = folder, files, device
-        self.threads = threads or outermost(os.environ.get("OMP_NUM_THREADS", "")) or cores()
+        self.threads = threads or wanted_threads(os.environ.get("OMP_NUM_THREADS", "")) or usable_cores()
         # Sentences are spread over workers before the work on one is: threads that wait for each other at every product lose.
         self.workers = min(self.threads, MOST_WORKERS) if device == "cpu" else 1
         self.translator = self.open(self.workers)
