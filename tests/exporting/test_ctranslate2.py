@@ -214,7 +214,7 @@ def test_every_core_has_a_thread(original, exported, monkeypatch, wanted, worker
         return SimpleNamespace(compute_type="float32")
 
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    monkeypatch.setattr(ct2_engine, "cores", lambda: 7)
+    monkeypatch.setattr(ct2_engine, "usable_cores", lambda: 7)
     monkeypatch.setattr(ctranslate2, "Translator", translator)
     CTranslate2Engine(exported, original.vocabulary)
     assert opened == [(workers, threads)]

@@ -359,7 +359,7 @@ def test_processes_share_the_machine_and_one_folder(folder, tmp_path, monkeypatc
     exported.mkdir()
     (exported / "model.bin").touch()
     monkeypatch.setattr(crew, "gpus", lambda: list("01234567"))
-    monkeypatch.setattr(crew, "cores", lambda: 16)
+    monkeypatch.setattr(crew, "usable_cores", lambda: 16)
     for path, device, engine, expected in (
         (folder, "auto", "auto", 8),
         (folder, "auto", "ctranslate2", 1),
