@@ -46,9 +46,7 @@ Parts = dict[str, list[Shard]]
 PARTS = ("train", "valid", "test")
 SAMPLES_FILE = "samples.jsonl"
 MOST_UNIGRAM = 40_000_000  # characters to learn from; SentencePiece takes up to 33 bytes for each
-MOST_UNSPACED = (
-    4_000_000  # the same without spaces, where a sentence is one word: up to 154 bytes, and time grows faster still
-)
+MOST_UNSPACED = 4_000_000  # without spaces, where a sentence is one word: up to 154 bytes, and time grows faster still
 MOST_UNKNOWN = 0.1  # share of pieces that text cut by another model easily exceeds
 
 

@@ -265,9 +265,8 @@ class Trainer:
             shapes.append((self.share.widened(self.packing), self.packing.wide_width))
         one_pass = partial(self.pass_for_nothing, wrapped, shapes)
         self.strategy.settle(one_pass)
-        if len(shapes) > 1 and (
-            self.mesh.world == 1 or isinstance(self.strategy, Sharded)
-        ):  # which need no pass themselves
+        passes_by_itself = self.mesh.world > 1 and not isinstance(self.strategy, Sharded)
+        if len(shapes) > 1 and not passes_by_itself:
             one_pass()
 
     def pass_for_nothing(self, wrapped: nn.Module, shapes: list[tuple[Share, int]]) -> None:
@@ -424,9 +423,7 @@ class Trainer:
             wrapped.recordings.clear()
         torch.cuda.empty_cache()
         used = self.share.rows_per_micro_batch * self.packing.width
-        if (
-            self.mesh.world > 1
-        ):  # trying what fits would have ranks wait for each other, DDP's too: its pass was cut off
+        if self.mesh.world > 1:  # trying what fits would have ranks wait for each other: a pass of DDP was cut off
             fitting, remedy = used // 2 // self.packing.width * self.packing.width, "try train.tokens_per_gpu={}"
         else:
             fitting, remedy = self.rows_that_fit() * self.packing.width, "train.tokens_per_gpu={} fits"
