@@ -196,7 +196,8 @@ def test_plan_doctor_and_trainer_count_what_learns(monkeypatch, strategy):
 def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):
     """Nothing of a forecast comes from the strategy that it is compared with."""
     packing = {"fp32": 0.0, "int8": 1e-7}
-    monkeypatch.setattr(bench.forecast, "pack_seconds", lambda device, ranks: packing)
+    asked = []
+    monkeypatch.setattr(bench.forecast, "pack_seconds", lambda device, ranks: asked.append((device, ranks)) or packing)
     monkeypatch.setattr(bench, "Lab", lambda hosts, folder: nullcontext(SimpleNamespace(limit=lambda rate: None)))
     found = {"step_seconds": 0.2, "sent_bytes": 1e6, "steps": 5}
     ranks = SimpleNamespace(measure=lambda cell, seconds: found, end=lambda: None)
@@ -206,3 +207,4 @@ def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):
     setting = plan.Setting(20_000_000, 0, 2, 1, 0.2, plan.parse_rate("1gbit"), pack_seconds=packing, gloo=True)
     planned = [plan.forecast(setting, cell.strategy, cell.wire).step_seconds for cell in cells]
     assert [row["predicted_ms"] for row in rows[3:]] == [round(1e3 * seconds, 1) for seconds in planned]
+    assert asked == [("cpu", 2)], "all hosts of the lab share this machine's cores"

@@ -155,7 +155,8 @@ def network(
             print(f"{row[0].name:35s}" + "".join(f"{units.duration(each.step_seconds):>20s}" for each in row))
     print(
         f"\nSent by a node in a step; local and streaming agree every {config.parallel.inner_steps} steps, as a mean. Times are "
-        f"those on the wire at the full rate of the link, and in brackets at the {plan.GOODPUT:.0%} of it that headers leave. "
+        f"those on the wire at the full rate of the link, and in brackets at the {plan.GOODPUT:.0%} of it that headers leave, or as "
+        "long as the hosts' own work on them takes. "
         "1 byte = 8 bit.\nMixed precision alone does not shrink them: gradients travel in fp32 "
         "unless parallel.wire says otherwise. `dragoman plan` chooses."
     )
