@@ -43,7 +43,7 @@ def test_offline_is_one_line_with_what_to_do(tmp_path):
     assert "licence: free for research" in result.stdout
     assert "download: 1,651.1 MB" in result.stdout
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("dragoman: europarl-v7.tgz could not be downloaded")
+    assert line.startswith("dragoman: wmt13-test.tgz could not be downloaded")
     assert "Name or service not known" in line
     assert "Run the same command again" in line
 
