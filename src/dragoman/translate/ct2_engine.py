@@ -72,9 +72,8 @@ class CTranslate2Engine:
             )
         try:
             with self.files(self.folder) as folder:
-                threads = -(
-                    -self.threads // workers
-                )  # five cores for four workers: rather a thread too many than an idle core
+                # Five cores for four workers: rather a thread too many than an idle core.
+                threads = -(-self.threads // workers)
                 return self.library.Translator(
                     str(folder), device=self.device, inter_threads=workers, intra_threads=threads
                 )
