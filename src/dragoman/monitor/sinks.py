@@ -69,9 +69,7 @@ class WandB:
         """A resumed run goes on where it was there too: its number is kept in the file `known`."""
         wandb = require_extra("wandb", "wandb", "monitor.wandb")
         self.run = wandb.init(project=project, name=name, id=read_known(known), resume="allow")
-        self.run.define_metric(
-            "*", step_metric="step"
-        )  # its own step never goes back, as training does to a checkpoint
+        self.run.define_metric("*", step_metric="step")  # its own never goes back, as training does to a checkpoint
         write_text(known, self.run.id)
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:

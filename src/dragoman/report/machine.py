@@ -63,9 +63,7 @@ class Waits(NamedTuple):
     ranks: float  # what the rank that waits most waits longer than that: for a slower one, which itself does not wait
     data: float
     host: float  # a GPU had nothing to do, and not because of data
-    exchange: (
-        str  # what gradients go over: "network"; "exchange" inside one host; "gradients" where no host is recorded
-    )
+    exchange: str  # over what: "network"; "exchange" inside one host; "gradients" where no host is recorded
     untimed: bool  # the strategy exchanges inside of both passes, and nobody times that
 
     @property
