@@ -30,13 +30,13 @@ from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import loky
 import numpy as np
 import psutil
 import torch
 from sacremoses import MosesPunctNormalizer
 
 from dragoman.config import load_config
+from dragoman.cores import usable_cores
 from dragoman.data.corpus import raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.data.grammar import grammar_pairs
@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--pairs", type=int, default=500_000)
-    parser.add_argument("--workers", type=int, default=loky.cpu_count())
+    parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--kind", default="bpe", help="of subwords: bpe, unigram, word or char")
     parser.add_argument("--sample", type=int, default=2_000_000, help="pairs to learn subwords from")

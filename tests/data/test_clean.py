@@ -168,14 +168,24 @@ def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_filter_of_ones_own_is_one_function(tmp_path, monkeypatch):
-    (tmp_path / "my_filters.py").write_text(
-        "def houses(source, target):\n    return 'houses' if 'number 7' in source else None\n"
-        "def wrong(source, target):\n    return source[1000]\n",
-        encoding="utf-8",
-    )
+@pytest.fixture
+def own_filters(tmp_path, monkeypatch):
+    """Modules beside the run file, where filters of one's own are written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
+
+    def write(module, text):
+        (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def test_a_filter_of_ones_own_is_one_function(tmp_path, own_filters):
+    own_filters(
+        "my_filters",
+        "def houses(source, target):\n    return 'houses' if 'number 7' in source else None\n"
+        "def wrong(source, target):\n    return source[1000]\n",
+    )
     small = "data.shard_pairs=100"  # several processes import it
     data = prepare(config_for(write_corpus(tmp_path), 'clean.own=["my_filters:houses"]', small), workers=2)
     assert data.manifest["train"]["dropped"] == {"houses": 11}
@@ -184,16 +194,14 @@ def test_a_filter_of_ones_own_is_one_function(tmp_path, monkeypatch):
             prepare(config_for(tmp_path, f'clean.own=["{own}"]', small, out="other"), workers=2)
 
 
-def test_mistakes_in_a_filter_of_ones_own_are_one_line(tmp_path, monkeypatch):
+def test_mistakes_in_a_filter_of_ones_own_are_one_line(tmp_path, own_filters):
     for name, text in (("syntax", "def f(:\n"), ("naming", "undefined\n"), ("value", "f = 7\n")):
-        (tmp_path / f"{name}_filter.py").write_text(text, encoding="utf-8")
-    (tmp_path / "part_filter.py").write_text(
+        own_filters(f"{name}_filter", text)
+    own_filters(
+        "part_filter",
         "import functools\ndef shorter(most, source, target):\n    return 'long' if len(source) > most else None\n"
         "f = functools.partial(shorter, 3)\n",
-        encoding="utf-8",
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
     for name, words in (
         ("syntax", "SyntaxError"),
         ("naming", "NameError: name 'undefined'"),

@@ -19,6 +19,7 @@ from support import as_overrides, dragoman, tiny_config
 from dragoman import runs
 from dragoman.parallel import agent, cluster, hosts
 from dragoman.parallel.hosts import Fleet, Host
+from dragoman.parallel.ranks import Outcome, kind_of
 
 SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
@@ -46,19 +47,20 @@ def test_two_ranks_on_ray_learn_what_one_process_learns_though_one_is_lost(prepa
 def test_on_ray_the_fault_is_that_of_the_rank_which_failed_first():
     """Though the worker of one that lost it notices earlier; and a mistake on one rank is not started again."""
     desk = cluster.Desk()
+    failed, killed = (Outcome(code, kind=kind_of(code)).weight for code in (1, -signal.SIGKILL))
     for rank in range(3):
         desk.begin(rank)
-    desk.fail(0, 1, {"rank": 0})
+    desk.fail(0, failed, {"rank": 0})
     assert not desk.reason_known(0)
-    desk.fail(0, -signal.SIGKILL, {"rank": 2})
+    desk.fail(0, killed, {"rank": 2})
     assert desk.reason_known(0)
     assert desk.take_fault(0) == {"rank": 2}
     assert desk.take_fault(0) is None, "told once"
     for rank in (1, 0, 2):
-        desk.fail(1, 1, {"rank": rank})
+        desk.fail(1, failed, {"rank": rank})
     assert desk.reason_known(1)
     assert desk.take_fault(1) == {"rank": 1}, "whoever told first, where nobody has a reason of its own"
-    desk.fail(2, 1, {"rank": 0})
+    desk.fail(2, failed, {"rank": 0})
     assert not desk.reason_known(2)
     desk.end(1, 2)
     assert desk.reason_known(2)

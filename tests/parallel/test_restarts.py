@@ -68,7 +68,7 @@ def test_so_over_hosts(monkeypatch):
             pass
 
     monkeypatch.setattr(hosts, "Fleet", Fleet)
-    monkeypatch.setattr(hosts, "pause", lambda failures, received: pauses.append(failures))
+    monkeypatch.setattr(launch, "pause", lambda failures, received: pauses.append(failures))
     assert hosts.launch_on_hosts(None, None, ["train"], {}, 5) == 0
     assert pauses == [1, 2, 0, 1]
 

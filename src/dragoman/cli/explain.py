@@ -95,12 +95,13 @@ def step(
 @app.command()
 def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
     """The bytes of a checkpoint by part."""
+    from dragoman.cli.forecast import trainable
     from dragoman.model import size
 
     config = load_config(run_file, overrides)
-    count = parameters_of(config)
+    pieces = config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
+    count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
     averaged = config.train.average_decay > 0
-    learning = learning_of(config) if config.train.freeze else count
     parts = {"weights, fp32": count, "Adam's first moment, fp32": learning, "Adam's second moment, fp32": learning}
     parts |= {"average of weights, fp32": count} if averaged else {}
     whole = size.checkpoint_bytes(count, averaged=averaged, trainable=learning)
@@ -172,23 +173,3 @@ def data_of(config: Config) -> tuple[int | None, float, int]:
     train = read_json(manifest)["train"]
     ways = train.get("variants", 1)
     return train.get("text_pairs", train["pairs"]), train["target_tokens"] / max(1, train["pairs"]), ways
-
-
-def parameters_of(config: Config) -> int:
-    from dragoman.model.size import parameters
-
-    return parameters(config.model, config.subwords.vocab_size * (1 if config.subwords.joint else 2))
-
-
-def learning_of(config: Config) -> int:
-    """Parameters that train.freeze leaves to learn: their names are those of a model, which here has no memory."""
-    import torch
-
-    from dragoman.model.transformer import Transformer
-    from dragoman.training import facts, start
-
-    vocab_size = config.subwords.vocab_size
-    with torch.device("meta"):
-        model = Transformer(config.model, vocab_size, 0 if config.subwords.joint else vocab_size)
-    start.freeze(model, config.train.freeze)
-    return facts.trainable(model)

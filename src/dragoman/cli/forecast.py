@@ -30,17 +30,17 @@ def vocabulary(config: Config) -> tuple[int, int]:
         return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
-def trainable(config: Config) -> int:
-    """Parameters that learn, as the trainer counts them."""
+def trainable(config: Config, pieces: tuple[int, int]) -> int:
+    """Parameters that learn, as the trainer counts them; `pieces` as of `vocabulary`."""
     if not config.train.freeze:
-        return size.parameters(config.model, sum(vocabulary(config)))
+        return size.parameters(config.model, sum(pieces))
     import torch
 
     from dragoman.model.transformer import Transformer
     from dragoman.training import facts, start
 
     with torch.device("meta"):
-        model = Transformer(config.model, *vocabulary(config))
+        model = Transformer(config.model, *pieces)
     start.freeze(model, config.train.freeze)
     return facts.trainable(model)
 
@@ -109,7 +109,8 @@ def setting_of(
     fitting: int | None = None,
 ) -> plan.Setting:
     """`fitting`: what train.tokens_per_gpu = "auto" has come to; otherwise everything at once."""
-    vocab, learning, train = sum(vocabulary(config)), trainable(config), config.train
+    pieces, train = vocabulary(config), config.train
+    vocab, learning = sum(pieces), trainable(config, pieces)
     at_once = fitting or train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
         parameters=learning,

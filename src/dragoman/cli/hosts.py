@@ -138,7 +138,8 @@ def doctor(
     from dragoman.model import size
     from dragoman.parallel.doctor import examine
 
-    count, learning = size.parameters(config.model, sum(vocabulary(config))), trainable(config)
+    pieces = vocabulary(config)
+    count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
     checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0, trainable=learning)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     verdicts = []

@@ -83,7 +83,7 @@ def prepare(
         Vocabulary(config.subwords.model)
     begun = runs.digest_of(
         [key, stages]
-    )  # with our version: an upgrade does not go on with half of the older one's work
+    )  # with our version: an upgrade does not go on with half of an older one's work
     with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
             take_over(folder, fresh, stages)
@@ -168,6 +168,7 @@ class Preparation:
     def __init__(self, folder: Path, cleaned: Path, config: Config, crew: Crew, progress: runs.Progress):
         self.folder, self.cleaned, self.encoded = folder, cleaned, folder / "encoded"
         self.config, self.crew, self.progress = config, crew, progress
+        self.sample_steps: dict[tuple[int, ...], int] = {}  # by sides
         for stage in (self.cleaned, self.encoded):
             stage.mkdir(exist_ok=True)
 
@@ -266,7 +267,9 @@ class Preparation:
 
     def sample_step(self, shards: list[Shard], reasons: list[Reasons], sides: tuple[int, ...]) -> int:
         """Subwords are learnt from one of so many pairs. Where SentencePiece holds whole sentences, their characters are bounded
-        too: always for unigram, else where no spaces cut them into words."""
+        too: always for unigram, else where no spaces cut them into words. Counted once: that reads all of the text."""
+        if sides in self.sample_steps:
+            return self.sample_steps[sides]
         section, data = self.config.subwords, self.config.data
         step = -(-sum(map(kept_pairs, reasons)) // section.sample_pairs)
         held = [
@@ -278,7 +281,8 @@ class Preparation:
         for shard, of_shard in zip(shards, reasons, strict=True):
             texts = (column(self.cleaned / f"{shard.name}.arrow", side) for side in held)
             characters += sum(int(pc.utf8_length(text).to_numpy()[of_shard == 0].sum()) for text in texts)
-        return max(step, -(-characters // (MOST_UNIGRAM if section.kind == "unigram" else MOST_UNSPACED)))
+        step = max(step, -(-characters // (MOST_UNIGRAM if section.kind == "unigram" else MOST_UNSPACED)))
+        return self.sample_steps.setdefault(sides, step)
 
     def sample_sizes(self, shards: list[Shard], reasons: list[Reasons]) -> dict[str, int]:
         """How many pairs the vocabulary was learnt from; each, where there are two."""

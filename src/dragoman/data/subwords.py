@@ -110,6 +110,11 @@ class Vocabulary:
         return Vocabulary(path) if self.path.name == VOCABULARY_FILE and path.is_file() else self
 
     @cached_property
+    def cores(self) -> int:
+        """Asked once: the answer is read from files, and the smallest request is encoded."""
+        return usable_cores()
+
+    @cached_property
     def source_size(self) -> int:
         """Pieces that the source has for itself. An imported vocabulary may have the same ones, cut by other rules: that is none."""
         same = self.source is self or self.source.pieces() == self.pieces()
@@ -140,7 +145,7 @@ class Vocabulary:
 
     def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
-        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or usable_cores())
+        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or self.cores)
         return rows
 
     @cached_property

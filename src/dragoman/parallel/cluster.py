@@ -11,16 +11,16 @@ import sys
 import tempfile
 import threading
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from dragoman import runs
 from dragoman.errors import TrainingError, require_extra
 from dragoman.parallel.launch import free_port, listening, pause, resumed, stopped_well, worth_another
-from dragoman.parallel.ranks import HUNG, RESTART, STOPS, Outcome, die_with_parent, kind_of
+from dragoman.parallel.ranks import FAILED, RESTART, STOPS, Outcome, die_with_parent, kind_of
 
 MEETING_SECONDS = 120  # for all workers to be there
-REASONS = (-signal.SIGKILL, HUNG)  # exit codes of ranks that did not fail because of another one
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
 GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worker may notice last
 
@@ -103,7 +103,7 @@ class Desk:
         self.signals: list[int] = []
         self.begun: dict[int, int] = {}  # how often each rank was started
         self.ended: dict[int, int] = {}  # with which code, where starting again would not help
-        self.faults: dict[int, list[tuple[int, runs.Row]]] = {}  # by attempt: exit codes and what to say of them
+        self.faults: dict[int, list[tuple[int, runs.Row]]] = {}  # by attempt: weights and what to say of them
         self.noted: set[int] = set()  # attempts of which the fault is in the run folder
 
     def hand_on(self, number: int) -> None:
@@ -116,20 +116,21 @@ class Desk:
     def received(self) -> list[int]:
         return self.signals
 
-    def fail(self, attempt: int, code: int, fault: runs.Row) -> None:
-        self.faults.setdefault(attempt, []).append((code, fault))
+    def fail(self, attempt: int, weight: int, fault: runs.Row) -> None:
+        """Both as an Outcome has them."""
+        self.faults.setdefault(attempt, []).append((weight, fault))
 
     def reason_known(self, attempt: int) -> bool:
         """Ranks that lost another one fail too: all have told, or one of them for a reason of its own."""
-        codes = [code for code, _ in self.faults[attempt]]
-        return len(codes) == len(self.begun) or any(code in REASONS for code in codes) or 2 in self.codes()
+        weights = [weight for weight, _ in self.faults[attempt]]
+        return len(weights) == len(self.begun) or max(weights) > FAILED or 2 in self.codes()
 
     def take_fault(self, attempt: int) -> runs.Row | None:
         """The fault that ended an attempt, for the first who asks: all of them may end at any time."""
         if attempt in self.noted:
             return None
         self.noted.add(attempt)
-        return min(self.faults[attempt], key=lambda told: told[0] not in REASONS)[1]
+        return max(self.faults[attempt], key=itemgetter(0))[1]
 
     def failures(self, attempt: int) -> int:
         """Attempts right before this one in which ranks failed and none was killed or hung."""
@@ -174,7 +175,8 @@ def tell_end(ray: Any, desk: Any, rank: int, attempt: int, code: int, run: runs.
         code = 128 - code if -code in STOPS else code if code >= 0 else 1  # a stop may come before a rank can listen
     elif worth_another(code):
         line = f"rank {rank} ended with code {code}; see its log in the run folder"
-        ray.get(desk.fail.remote(attempt, code, Outcome(code, line, rank, kind_of(code)).event(attempt)))
+        outcome = Outcome(code, line, rank, kind_of(code))
+        ray.get(desk.fail.remote(attempt, outcome.weight, outcome.event(attempt)))
         if is_worth_another(ray, desk, attempt, run):
             raise RuntimeError(line)
     ray.get(desk.end.remote(rank, code))

@@ -24,7 +24,7 @@ from dragoman.config import Config, to_toml
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.agent import MARK, Message
-from dragoman.parallel.launch import PORTS, listening, pause, resumed, stopped_well, worth_another
+from dragoman.parallel.launch import PORTS, before_another, listening, resumed, stopped_well, worth_another
 from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
@@ -496,7 +496,5 @@ def launch_on_hosts(
                 return outcome.code
             fleet.note(outcome.event(attempt))
             failures = failures + 1 if outcome.kind == "failed" else 0
-            if attempt < restarts:
-                print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
-                pause(failures, lambda: received)
+            before_another(attempt, restarts, failures, received)
     return outcome.code

@@ -47,10 +47,14 @@ def launch(processes: int, arguments: list[str], run: runs.RunFolder, *, restart
                 break
             runs.note_fault(run, outcome.event(attempt))
             failures = failures + 1 if outcome.kind == "failed" else 0
-            if attempt < restarts:
-                print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
-                pause(failures, lambda: received)
+            before_another(attempt, restarts, failures, received)
     return outcome.code
+
+
+def before_another(attempt: int, restarts: int, failures: int, received: list[int]) -> None:
+    if attempt < restarts:
+        print(f"dragoman: starting again, {attempt + 1} of at most {restarts} times", file=sys.stderr)
+        pause(failures, lambda: received)
 
 
 def pause(failures: int, received: Callable[[], list[int]]) -> None:

@@ -42,6 +42,7 @@ STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
 HUNG = 74  # exit code of a rank that hung
+FAILED = 1  # weight of an outcome that may have another one as its reason
 STACKS_SIGNAL = signal.SIGUSR1  # asks a rank to write where its threads stand
 STACKS_SECONDS = 0.3  # for that
 STUCK_SECONDS = 30.0  # after which a rank that was killed and is still there is left to the kernel
@@ -92,8 +93,8 @@ class Outcome:
     def weight(self) -> int:
         """Of several outcomes that with the most tells why a run has ended: a rank that only failed may have lost another one."""
         if self.code in (0, 2):
-            return 3 if self.code else 0
-        return 1 if self.kind == "failed" else 2
+            return FAILED + 2 if self.code else 0
+        return FAILED if self.kind == "failed" else FAILED + 1
 
     def event(self, attempt: int) -> runs.Row:
         """For the run folder. Of a traceback the last line."""

@@ -64,8 +64,10 @@ class Sharded(Strategy):
             block.compile(dynamic=False)
         return objective
 
-    def settle(self, one_pass: Callable[[], None]) -> None:
+    def settle(self, one_pass: Callable[[], None], *, needed: bool = False) -> None:
         """Pieces have their order from the beginning."""
+        if needed:
+            one_pass()
 
     def exchange(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]

@@ -81,10 +81,11 @@ class Strategy:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(objective, constant)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True, process_group=group)
 
-    def settle(self, one_pass: Callable[[], None]) -> None:
+    def settle(self, one_pass: Callable[[], None], *, needed: bool = False) -> None:
         """DDP orders its buckets anew after the first backward pass. It is done before the first step, for nothing, so that a
-        run that starts in the middle has the buckets, and adds in the order, of one that came there by itself."""
-        if self.mesh.world > 1:
+        run that starts in the middle has the buckets, and adds in the order, of one that came there by itself. `needed`: by the
+        caller too."""
+        if self.mesh.world > 1 or needed:
             kept, self.residuals = self.residuals, {}
             one_pass()
             self.residuals = kept

@@ -55,11 +55,20 @@ def precision_of(config: Config, mesh: Mesh, folder: runs.RunFolder) -> str:
 
 def decided_before(folder: runs.RunFolder, device: torch.device) -> str:
     """What `auto` meant when the run was started last, on such a device; empty where it was not asked for."""
+    known = environment_before(folder)
     with suppress(RunError, ConfigError):
-        known, asked = runs.read_json(folder.environment), load_config(folder.config).train.precision
+        asked = load_config(folder.config).train.precision
         if asked == "auto" and known.get("device") == device.type and known.get("precision") in ("bf16", "fp32"):
             return str(known["precision"])
     return ""
+
+
+def environment_before(folder: runs.RunFolder) -> runs.Row:
+    """Of the last start; empty where there was none, or nothing that can be read."""
+    known: runs.Row = {}
+    with suppress(RunError):
+        known = runs.read_json(folder.environment)
+    return known
 
 
 def possible(decided: str, wanted: str, device: torch.device) -> str:
@@ -161,10 +170,7 @@ def check_same(saved: dict[str, Any], now: dict[str, Any], changed: list[str], s
 
 def changes(folder: runs.RunFolder, config: Config, precision: str) -> list[str]:
     """What is configured otherwise than when the run was started last, key by key, and what "auto" now means."""
-    known: dict[str, Any] = {}
-    with suppress(RunError):
-        known = runs.read_json(folder.environment)
-    before = known.get("precision", precision)
+    before = environment_before(folder).get("precision", precision)
     is_other = config.train.precision == "auto" and before != precision
     told = [f"train.precision auto: {before} -> {precision}"] if is_other else []
     try:

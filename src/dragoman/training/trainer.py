@@ -263,11 +263,7 @@ class Trainer:
         shapes = [(self.share, self.packing.width)]
         if self.mesh.device.type == "cuda" and self.packing.wide_width:
             shapes.append((self.share.widened(self.packing), self.packing.wide_width))
-        one_pass = partial(self.pass_for_nothing, wrapped, shapes)
-        self.strategy.settle(one_pass)
-        passes_by_itself = self.mesh.world > 1 and not isinstance(self.strategy, Sharded)
-        if len(shapes) > 1 and not passes_by_itself:
-            one_pass()
+        self.strategy.settle(partial(self.pass_for_nothing, wrapped, shapes), needed=len(shapes) > 1)
 
     def pass_for_nothing(self, wrapped: nn.Module, shapes: list[tuple[Share, int]]) -> None:
         """Forward and backward over empty rows."""

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,7 @@ POSITIONS = 2048
 MOST_WORKERS = 4
 MOST_AT_ONCE = 64  # sentences of one worker
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
-
-
 Files = Callable[[Path], AbstractContextManager[Path]]
-
-
-@contextmanager
-def itself(folder: Path) -> Iterator[Path]:
-    yield folder
 
 
 class CTranslate2Engine:
@@ -44,7 +37,7 @@ class CTranslate2Engine:
         device: str = "cpu",
         threads: int | None = None,
         *,
-        files: Files = itself,
+        files: Files = nullcontext,
     ):
         """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. `files` gives the
         folder in which the library finds it, while it reads."""
