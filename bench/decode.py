@@ -231,7 +231,9 @@ def main() -> None:
             row["latency_ms"] = round(latency(search, sources, device, options.times), 2)
             if references:
                 row["bleu"] = score(texts, vocabulary.decode(found), references, ["bleu"])["bleu"]["score"]
-        facts: dict[str, Any] = {"cold_seconds": cold_start(folder, scratch)}
+        facts: dict[str, Any] = {}
+        if device.type == "cpu" and "ctranslate2" in options.systems:
+            facts["cold_seconds"] = cold_start(folder, scratch)
     tell(rows, options)
     peer, ours = rows.get("hugging face"), rows[best_of(rows)]
     if peer:

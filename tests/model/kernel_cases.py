@@ -90,6 +90,40 @@ def case_cross_attention(dtype):
     same("cross attention", dtype, ours, theirs)
 
 
+def case_search(dtype):
+    """At the first position, within the first tile of keys, and beyond it; with one hypothesis, with as many as fill a tile of
+    queries, and with one more."""
+    for hypotheses, position in ((4, 0), (4, 3), (4, 60), (1, 5), (16, 9), (17, 9), (3, 47)):
+        search_of(hypotheses, position, dtype)
+
+
+def search_of(hypotheses, position, dtype):
+    rows, heads, dim, slots, width = 3, 2, 32, 64, 48
+    here = {"device": DEVICE, "dtype": dtype}
+    packed = torch.randn(rows, hypotheses, 3 * heads * dim, **here)
+    past = [torch.randn(rows, heads, slots, hypotheses, dim, **here) for _ in range(2)]
+    for kept in past:
+        kept[:, :, position + 1 :] = float("nan")  # nobody may look there
+    ancestry = torch.randint(hypotheses, (rows, hypotheses, slots), device=DEVICE, dtype=torch.int8)
+    ancestry[:, :, position] = torch.arange(hypotheses)
+    ancestry[:, :, position + 1 :] = -1
+    at, theirs = torch.tensor([position], device=DEVICE), [kept.clone().nan_to_num() for kept in past]
+    mask = plain.ancestors(ancestry, slots, dtype)
+    same(
+        f"search_self {hypotheses} {position}", dtype,
+        [fused.search_self(packed, tuple(past), ancestry, at, heads)],
+        [plain.search_self(packed, tuple(theirs), mask, at, heads)],
+    )  # fmt: skip
+    for ours, plainly in zip(past, theirs, strict=True):
+        assert torch.equal(ours[:, :, : position + 1], plainly[:, :, : position + 1])  # the new ones are kept
+    query, memory = packed[:, :, : heads * dim].contiguous(), [torch.randn(rows, heads, width, dim, **here) for _ in "kv"]
+    lengths = torch.tensor([1, 33, 48], device=DEVICE)
+    mask = torch.zeros(rows, 1, 1, width, **here)
+    mask.masked_fill_((torch.arange(width, device=DEVICE) >= lengths[:, None])[:, None, None], float("-inf"))
+    ours, plainly = (way.search_cross(query, tuple(memory), mask, heads) for way in (fused, plain))
+    same(f"search_cross {hypotheses}", dtype, [ours], [plainly])
+
+
 def case_feed_forward(dtype):
     inputs = [random(10, 48, dtype=dtype), random(64, 48), random(48, 64), random(64), random(48)]
     x, inner, outer, inner_bias, outer_bias = inputs

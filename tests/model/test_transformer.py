@@ -8,6 +8,7 @@ from dragoman.config.schema import Model
 from dragoman.data.loader import tiles
 from dragoman.data.subwords import BOS
 from dragoman.model import loss as loss_module
+from dragoman.model import ops
 from dragoman.model.loss import SequenceLoss, loss_floor
 from dragoman.model.size import checkpoint_bytes, parameters
 from dragoman.model.transformer import Cache, Transformer
@@ -90,8 +91,9 @@ def test_cached_decoding_gives_the_logits_of_the_whole_pass(prepared, model):
     past = [(torch.zeros(shape), torch.zeros(shape)) for _ in model.decoder]
     cache = Cache(*model.start(batch.source, batch.source_segment), past)
     for position in range(slots):
-        seen = torch.zeros(6, 1, 1, slots).index_fill(3, torch.arange(position + 1, slots), float("-inf"))
-        step = model.step(batch.target_in[:, position, None], torch.tensor([position]), cache, seen)
+        ancestry = (torch.arange(slots) > position).to(torch.int8).neg().expand(6, 1, -1)  # -1: not there yet
+        seen = ops.descent(torch.tensor([position]), ancestry, slots, memory, SMALL.d_model // SMALL.heads)
+        step = model.step(batch.target_in[:, position, None], cache, seen)
         torch.testing.assert_close(step[:, 0], whole[:, position], rtol=1e-4, atol=1e-4)
     assert batch.target_in[0, 0] == BOS
 

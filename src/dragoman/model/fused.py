@@ -181,6 +181,39 @@ def differentiate_attention(ctx: Any, out_gradient: Tensor, _: Any) -> Any:
 attention_op.register_autograd(differentiate_attention, setup_context=keep_for_attention)
 
 
+# --- attention in a search ---
+
+MOST_HYPOTHESES = 64  # of a sentence: one program holds them all
+
+
+def searches(hypotheses: int, dim: int, most_dim: int) -> bool:
+    return hypotheses <= MOST_HYPOTHESES and dim in DIMS and dim <= most_dim
+
+
+def search_self(packed: Tensor, past: tuple[Tensor, Tensor], ancestry: Tensor, position: Tensor, heads: int) -> Tensor:
+    """See plain.search_self."""
+    out = packed.new_empty(*packed.shape[:2], packed.shape[2] // 3)
+    kernels.search_self[(packed.shape[0] * heads,)](
+        packed, *past, ancestry, position, out, past[0].shape[2], **search_numbers(out, heads), TILE=64, num_warps=2
+    )
+    return out
+
+
+def search_cross(query: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+    """See plain.search_cross."""
+    out = torch.empty_like(query)
+    kernels.search_cross[(query.shape[0] * heads,)](
+        query, *memory, mask, out, memory[0].shape[2], **search_numbers(out, heads), TILE=32, num_warps=2
+    )
+    return out
+
+
+def search_numbers(out: Tensor, heads: int) -> dict[str, Any]:
+    dim, hypotheses = out.shape[2] // heads, out.shape[1]
+    queries = max(16, triton.next_power_of_2(hypotheses))
+    return {"SCALE": dim**-0.5, "HEADS": heads, "HYPOTHESES": hypotheses, "QUERIES": queries, "DIM": dim}
+
+
 # --- matrix products in 8 bits ---
 # Scales are fixed. Norms and activations are a few units large, weights a few hundredths; e4m3 has the same precision from
 # 2^-6 to 448, so powers of two that put both well inside need no look at the numbers.
@@ -330,19 +363,17 @@ CHUNK = 128
 
 
 def best_of(logits: Tensor, count: int, never: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest `count` of a row lie in the `count` chunks with the largest peaks: all else is not looked at again."""
     rows, width = logits.numel() // logits.shape[-1], logits.shape[-1]
-    flat, chunks = logits.view(rows, width), triton.cdiv(width, CHUNK)
-    normalizer = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
-    kernels.peaks[(rows,)](
-        flat, normalizer, peaks, FIRST=never[0], SECOND=never[1], WIDTH=width, BLOCK=4096, CHUNK=CHUNK, num_warps=8
+    chunks = triton.cdiv(width, CHUNK)
+    normalizer, peaks, values = (
+        torch.empty(rows, columns, dtype=torch.float32, device=logits.device) for columns in (1, chunks, count)
     )
-    highest = peaks.topk(count, dim=1).indices
-    columns = (highest[:, :, None] * CHUNK + torch.arange(CHUNK, device=logits.device)).flatten(1)
-    left_out = (columns >= width) | (columns == never[0]) | (columns == never[1])
-    among = flat.gather(1, columns.clamp(max=width - 1)).float().masked_fill(left_out, float("-inf"))
-    values, places = among.topk(count, dim=1)
+    places = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
+    ours = {"FIRST": never[0], "SECOND": never[1], "WIDTH": width, "CHUNK": CHUNK}
+    kernels.peaks[(rows,)](logits, normalizer, peaks, **ours, BLOCK=4096, num_warps=8)
+    kernels.best[(rows,)](
+        logits, normalizer, peaks, values, places, **ours, CHUNKS=chunks, MOST=triton.next_power_of_2(chunks),
+        COUNT=count, PLACES=triton.next_power_of_2(count), num_warps=4,
+    )  # fmt: skip
     shape = (*logits.shape[:-1], count)
-    best = (values - normalizer[:, None]).view(shape)
-    return normalizer.view(logits.shape[:-1]), best, columns.gather(1, places).view(shape)
+    return normalizer.view(logits.shape[:-1]), values.view(shape), places.view(shape)

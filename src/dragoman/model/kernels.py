@@ -4,7 +4,9 @@
     attention     a whole row of slots and one head in one program: no mask, no copies, dropout drawn in place
     activate      relu and dropout in place, with a copy in 8 bits; `relu_backward` undoes them and sums up the bias gradient
     loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits
-    peaks         normalizer of a row of logits and the largest of every chunk of it: the way to its best few
+    search_self   attention of one new slot of every hypothesis of a search over its own ancestors, which are not gathered first
+    search_cross  the same over the source that the hypotheses of a sentence share
+    peaks, best   normalizer of a row of logits, the largest of every chunk of it, and from these its best few
 
 Nothing here is differentiable or knows autograd: `model.fused` makes operators of it. What a kernel computes is said by the
 plain functions in `model.plain`; tests compare the two. Dropout is a hash of (seed, index): the backward pass draws the
@@ -194,6 +196,90 @@ def attention_backward(
         tl.store(key_value_gradient_ptr + value_tile, value_gradient)
 
 
+# --- attention in a search: few queries, all of one sentence ---
+
+
+@triton.jit
+def look(query, key, value, seen, highest, total, summed, SCALE: tl.constexpr):
+    """A tile of keys and values more: the softmax so far is kept as its highest score, its denominator and its sum of values."""
+    scores = tl.where(seen, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), FAR)
+    higher = tl.maximum(highest, tl.max(scores, axis=1))
+    weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+    shrink = tl.exp2(highest - higher)
+    summed = summed * shrink[:, None] + tl.dot(weights.to(value.dtype), value)
+    return higher, total * shrink + tl.sum(weights, axis=1), summed
+
+
+@triton.jit
+def search_self(
+    packed_ptr, key_ptr, value_ptr, ancestry_ptr, position_ptr, out_ptr, slots,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, HYPOTHESES: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Puts the new keys and values into the cache [B, heads, slots, HYPOTHESES, DIM] and attends to what is there. Only slots
+    before the position are read, and of these only hypotheses that somebody descends from."""
+    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    hypothesis, dim = tl.arange(0, QUERIES), tl.arange(0, DIM)
+    real = hypothesis < HYPOTHESES
+    packed = (row * HYPOTHESES + hypothesis)[:, None] * (3 * HEADS * DIM) + head * DIM + dim[None, :]
+    query = tl.load(packed_ptr + packed, mask=real[:, None], other=0.0)
+    key = tl.load(packed_ptr + packed + HEADS * DIM, mask=real[:, None], other=0.0)
+    value = tl.load(packed_ptr + packed + 2 * HEADS * DIM, mask=real[:, None], other=0.0)
+    position = tl.load(position_ptr).to(tl.int32)
+    first = tl.program_id(0).to(tl.int64) * slots * (HYPOTHESES * DIM)
+    own = first + (position * HYPOTHESES + hypothesis)[:, None] * DIM + dim[None, :]
+    tl.store(key_ptr + own, key, mask=real[:, None])
+    tl.store(value_ptr + own, value, mask=real[:, None])
+    # Every hypothesis sees itself: the softmax begins with that.
+    highest = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * (SCALE * LOG2E)
+    total = tl.full([QUERIES], 1.0, tl.float32)
+    summed = value.to(tl.float32)
+    start = 0
+    while start < position * HYPOTHESES:
+        column = start + tl.arange(0, TILE)
+        inside = real[:, None] & (column < position * HYPOTHESES)[None, :]
+        at = (row * HYPOTHESES + hypothesis)[:, None] * slots + (column // HYPOTHESES)[None, :]
+        ancestor = tl.load(ancestry_ptr + at, mask=inside, other=-1).to(tl.int32)
+        seen = inside & (ancestor == (column % HYPOTHESES)[None, :])
+        wanted = (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]
+        kept = first + column[:, None] * DIM + dim[None, :]
+        key = tl.load(key_ptr + kept, mask=wanted, other=0.0)
+        value = tl.load(value_ptr + kept, mask=wanted, other=0.0)
+        highest, total, summed = look(query, key, value, seen, highest, total, summed, SCALE)
+        start += TILE
+    out = (row * HYPOTHESES + hypothesis)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
+    tl.store(out_ptr + out, summed / total[:, None], mask=real[:, None])
+
+
+@triton.jit
+def search_cross(
+    query_ptr, key_ptr, value_ptr, mask_ptr, out_ptr, slots,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, HYPOTHESES: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Over keys and values of the source, [B, heads, slots, DIM]; slots whose mask is not 0 are not read."""
+    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    hypothesis, dim = tl.arange(0, QUERIES), tl.arange(0, DIM)
+    real = hypothesis < HYPOTHESES
+    at = (row * HYPOTHESES + hypothesis)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
+    query = tl.load(query_ptr + at, mask=real[:, None], other=0.0)
+    first = tl.program_id(0).to(tl.int64) * slots * DIM
+    highest = tl.full([QUERIES], FAR, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    summed = tl.zeros([QUERIES, DIM], tl.float32)
+    start = 0
+    while start < slots:
+        column = start + tl.arange(0, TILE)
+        wanted = tl.load(mask_ptr + row * slots + column, mask=column < slots, other=FAR) == 0.0
+        kept = first + column[:, None] * DIM + dim[None, :]
+        key = tl.load(key_ptr + kept, mask=wanted[:, None], other=0.0)
+        value = tl.load(value_ptr + kept, mask=wanted[:, None], other=0.0)
+        seen = wanted[None, :] & (hypothesis >= 0)[:, None]
+        highest, total, summed = look(query, key, value, seen, highest, total, summed, SCALE)
+        start += TILE
+    tl.store(out_ptr + at, summed / total[:, None], mask=real[:, None])
+
+
 # --- feed-forward ---
 
 
@@ -310,3 +396,30 @@ def peaks(
         best = tl.max(tl.reshape(x, (BLOCK // CHUNK, CHUNK)), axis=1)
         tl.store(peak_ptr + row * chunks + chunk, best, mask=chunk < chunks)
     tl.store(normalizer_ptr + row, highest + tl.log2(total) / LOG2E)
+
+
+@triton.jit
+def best(
+    logits_ptr, normalizer_ptr, peak_ptr, value_ptr, column_ptr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MOST: tl.constexpr,
+    COUNT: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """The largest COUNT of a row lie in the COUNT chunks with the largest peaks: all else is not looked at again."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk, place = tl.arange(0, MOST), tl.arange(0, PLACES)
+    peak = tl.load(peak_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=float("-inf"))
+    chosen = tl.zeros([PLACES], tl.int32)
+    for turn in range(COUNT):
+        highest = tl.argmax(peak, axis=0)
+        chosen = tl.where(place == turn, highest, chosen)
+        peak = tl.where(chunk == highest, float("-inf"), peak)
+    column = chosen[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    wanted = (place < COUNT)[:, None] & (column < WIDTH) & (column != FIRST) & (column != SECOND)
+    x = tl.load(logits_ptr + row * WIDTH + column, mask=wanted, other=float("-inf")).to(tl.float32)
+    normalizer = tl.load(normalizer_ptr + row)
+    for turn in range(COUNT):
+        value = tl.max(tl.max(x, axis=1), axis=0)
+        where = tl.min(tl.min(tl.where(x == value, column, WIDTH - 1), axis=1), axis=0)  # NaN is nowhere
+        tl.store(value_ptr + row * COUNT + turn, value - normalizer)
+        tl.store(column_ptr + row * COUNT + turn, where.to(tl.int64))
+        x = tl.where(column == where, float("-inf"), x)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dragoman.config.schema import Model
 from dragoman.model import ops, plain
-from dragoman.model.ops import Sight
+from dragoman.model.ops import Descent, Sight
 
 KeyValue = tuple[Tensor, Tensor]
 Sublayer = Callable[[Tensor], Tensor]
@@ -57,16 +57,9 @@ class SelfAttention(nn.Module):
         packed = ops.linear(x_BTD, layer.weight, layer.bias, eight_bits=self.eight_bits)
         return self.output(ops.self_attention(packed, seen, self.heads, dropout))
 
-    def step(self, x_BKD: Tensor, past: KeyValue, position: Tensor, seen: Tensor) -> Tensor:
-        """One more position of K hypotheses of every sentence. `past` [B, heads, T, K, dim] keeps what each of them had at every
-        position and never moves: `seen` [B, 1, K, slots * K] says which of these a hypothesis descends from."""
-        parts = self.query_key_value(x_BKD).chunk(3, dim=-1)
-        query, key, value = (plain.split_heads(part, self.heads) for part in parts)
-        past[0].index_copy_(2, position, key[:, :, None])
-        past[1].index_copy_(2, position, value[:, :, None])
-        slots = seen.shape[-1] // x_BKD.shape[1]
-        keys, values = (kept[:, :, :slots].flatten(2, 3) for kept in past)
-        return self.output(plain.attend(query, keys, values, seen, 0.0))
+    def step(self, x_BKD: Tensor, past: KeyValue, seen: Descent) -> Tensor:
+        """One more position of K hypotheses of every sentence."""
+        return self.output(ops.search_self(self.query_key_value(x_BKD), past, seen, self.heads))
 
 
 class CrossAttention(nn.Module):
@@ -94,8 +87,7 @@ class CrossAttention(nn.Module):
         return key, value
 
     def step(self, x_BKD: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        query = plain.split_heads(self.query(x_BKD), self.heads)
-        return self.output(plain.attend(query, *memory, mask, 0.0))
+        return self.output(ops.search_cross(self.query(x_BKD), memory, mask, self.heads))
 
     def weights(self, x_BTD: Tensor, memory_BSD: Tensor, mask: Tensor) -> Tensor:
         """How much every target slot looks at every source slot, [B, T, S], on average over the heads."""
@@ -157,14 +149,14 @@ class DecoderBlock(nn.Module):
         )
 
     def step(
-        self, x_BKD: Tensor, update: Tensor | None, past: KeyValue, memory: KeyValue, position: Tensor, masks: KeyValue
+        self, x_BKD: Tensor, update: Tensor | None, past: KeyValue, seen: Descent, memory: KeyValue, cross_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """One position of K hypotheses of every sentence, which share its memory: they are a row of queries."""
         return self.sublayers(
             x_BKD,
             update,
-            lambda x: self.attention.step(x, past, position, masks[0]),
-            lambda x: self.cross.step(x, memory, masks[1]),
+            lambda x: self.attention.step(x, past, seen),
+            lambda x: self.cross.step(x, memory, cross_mask),
         )
 
     def sublayers(

@@ -100,6 +100,47 @@ def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, head
     return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout, attend_of(query_BTD, dropout))
 
 
+class Descent(NamedTuple):
+    """Which of the K hypotheses of every slot each hypothesis of a search descends from: as numbers for the kernel, as a mask
+    for the other way (see plain.ancestors)."""
+
+    position: Tensor  # the slot that is written
+    ancestry_BKT: Tensor
+    mask: Tensor | None
+
+
+def descent(position: Tensor, ancestry_BKT: Tensor, slots: int, like: Tensor, dim: int) -> Descent:
+    """`slots` are looked at, where a mask is needed: as many as are filled at least. `like`: a tensor of the model."""
+    is_needed = not searches_fused(like, ancestry_BKT.shape[1], dim)
+    return Descent(position, ancestry_BKT, plain.ancestors(ancestry_BKT, slots, like.dtype) if is_needed else None)
+
+
+def searches_fused(like: Tensor, hypotheses: int, dim: int) -> bool:
+    if not fusible(like):
+        return False
+    from dragoman.model import fused
+
+    return fused.searches(hypotheses, dim, MOST_DIM)
+
+
+def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Descent, heads: int) -> Tensor:
+    """See plain.search_self."""
+    if seen.mask is not None:
+        return plain.search_self(packed_BK3D, past, seen.mask, seen.position, heads)
+    from dragoman.model import fused
+
+    return fused.search_self(packed_BK3D, past, seen.ancestry_BKT, seen.position, heads)
+
+
+def search_cross(query_BKD: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+    """See plain.search_cross."""
+    if searches_fused(query_BKD, query_BKD.shape[1], query_BKD.shape[2] // heads):
+        from dragoman.model import fused
+
+        return fused.search_cross(query_BKD, memory, mask, heads)
+    return plain.search_cross(query_BKD, memory, mask, heads)
+
+
 def feed_forward(
     x: Tensor,
     weights: tuple[Tensor, Tensor],

@@ -50,6 +50,31 @@ def cross_attention(
     return attend(split_heads(query_BTD, heads), key, value, mask, dropout)
 
 
+def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Tensor, position: Tensor, heads: int) -> Tensor:
+    """One more position of K hypotheses of every sentence. `past` [B, heads, T, K, dim] keeps what each of them had at every
+    position and never moves; `seen` [B, 1, K, slots * K] is added to scores: 0 for the ancestors of a hypothesis, -inf for all
+    others."""
+    query, key, value = (split_heads(part, heads) for part in packed_BK3D.chunk(3, dim=-1))
+    past[0].index_copy_(2, position, key[:, :, None])
+    past[1].index_copy_(2, position, value[:, :, None])
+    slots = seen.shape[-1] // packed_BK3D.shape[1]
+    keys, values = (kept[:, :, :slots].flatten(2, 3) for kept in past)
+    return attend(query, keys, values, seen, 0.0)
+
+
+def search_cross(query_BKD: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+    """Over keys and values of the source, [B, heads, S, dim]; `mask` [B, 1, 1, S] is added to scores, 0 or -inf."""
+    return attend(split_heads(query_BKD, heads), *memory, mask.expand(-1, -1, query_BKD.shape[1], -1), 0.0)
+
+
+def ancestors(ancestry_BKT: Tensor, slots: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, K, slots * K], added to scores: 0 for the ancestors of a hypothesis, -inf for everybody else."""
+    everybody = torch.arange(ancestry_BKT.shape[1], dtype=torch.int8, device=ancestry_BKT.device)
+    is_ancestor = (ancestry_BKT[:, :, :slots, None] == everybody).flatten(2)
+    zero, never = (torch.full((), value, dtype=dtype, device=is_ancestor.device) for value in (0.0, float("-inf")))
+    return torch.where(is_ancestor, zero, never)[:, None]
+
+
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
     return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2)
 

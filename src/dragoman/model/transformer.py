@@ -25,7 +25,7 @@ from dragoman.model.layers import (
     SelfAttention,
     is_marian,
 )
-from dragoman.model.ops import sight, stream
+from dragoman.model.ops import Descent, sight, stream
 
 WIDE = 1024  # models of this width use 8 bits inside their layers too
 TABLE = 1024  # positions that are looked up: sines are slow to compute
@@ -151,13 +151,11 @@ class Transformer(nn.Module):
         mask = torch.zeros_like(segment_BS, dtype=memory_BSD.dtype).masked_fill(segment_BS == 0, float("-inf"))
         return memory, mask[:, None, None, :]
 
-    def step(self, target_BK: Tensor, position: Tensor, cache: Cache, seen: Tensor) -> Tensor:
-        """Logits [B, K, V] of the slot after `target_BK`. `seen` [B, 1, K, slots * K] is added to the scores of what lies in
-        cache.past: 0 for the ancestors of a hypothesis, -inf for all others. Shapes do not depend on `position`, a tensor."""
-        x_BKD, update = self.embed(target_BK, position.expand(1, 1), cache.past[0][0].shape[2]), None
-        masks = seen, cache.cross_mask.expand(-1, -1, target_BK.shape[1], -1)
+    def step(self, target_BK: Tensor, cache: Cache, seen: Descent) -> Tensor:
+        """Logits [B, K, V] of the slot after `target_BK`. Shapes do not depend on the position, which is a tensor."""
+        x_BKD, update = self.embed(target_BK, seen.position.expand(1, 1), cache.past[0][0].shape[2]), None
         for block, past, memory in zip(self.decoder, cache.past, cache.memory, strict=True):
-            x_BKD, update = block.step(x_BKD, update, past, memory, position, masks)  # type: ignore[operator]
+            x_BKD, update = block.step(x_BKD, update, past, seen, memory, cache.cross_mask)  # type: ignore[operator]
         return self.logits(self.decoder_norm(x_BKD, update)[1] if self.decoder_norm else x_BKD)
 
 

@@ -6,7 +6,7 @@ batch: limits and ends are its own, and sentences that are done leave the batch.
 
 All that changes lies in tensors of fixed shape and the host decides nothing about a step, so that a GPU can record one and
 replay it. Keys and values are never moved: `ancestry` says for every hypothesis and slot which of the K hypotheses of then it
-descends from, and attention looks at all of them through this mask.
+descends from, and attention looks at these alone.
 
 Shapes in names: B rows (searches), K hypotheses of a row, T target slots, S source slots, C candidates, V vocabulary.
 """
@@ -85,11 +85,12 @@ class Beams:
 
 
 def advance(model: Transformer, cache: Cache, beams: Beams, request: Request, slots: int) -> None:
-    """One step of all rows; `slots` of the cache are looked at, as many as are filled at least."""
+    """One step of all rows; `slots`: see ops.descent."""
     _, hypotheses, _ = beams.shape
     position = beams.position_1
     token_BK = beams.token_BTK.index_select(1, position).squeeze(1)
-    logits_BKV = model.step(token_BK, position, cache, visible(beams, slots, cache.cross_mask.dtype))
+    seen = ops.descent(position, beams.ancestry_BKT, slots, cache.cross_mask, cache.past[0][0].shape[-1])
+    logits_BKV = model.step(token_BK, cache, seen)
     at_limit_B = position >= beams.limit_B
     given_B = beams.forced_BT.index_select(1, position).squeeze(1)
     forced_B = torch.where(at_limit_B, EOS, given_B)
@@ -103,15 +104,6 @@ def advance(model: Transformer, cache: Cache, beams: Beams, request: Request, sl
     order = torch.arange(ends_BC.shape[1], device=ends_BC.device)
     chosen_BK = (order + order.numel() * ends_BC).topk(hypotheses, dim=1, largest=False).indices
     extend(beams, *(each.gather(1, chosen_BK) for each in (rank_BC.masked_fill(ends_BC, NEVER), origin_BC, id_BC)))
-
-
-def visible(beams: Beams, slots: int, dtype: torch.dtype) -> Tensor:
-    """[B, 1, K, slots * K], added to scores: 0 for the ancestors of a hypothesis, -inf for everybody else."""
-    _, hypotheses, _ = beams.shape
-    everybody = torch.arange(hypotheses, dtype=torch.int8, device=beams.done_B.device)
-    is_ancestor = (beams.ancestry_BKT[:, :, :slots, None] == everybody).flatten(2)
-    zero, never = (torch.full((), value, dtype=dtype, device=is_ancestor.device) for value in (0.0, NEVER))
-    return torch.where(is_ancestor, zero, never)[:, None]
 
 
 def candidates(logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request: Request) -> tuple[Tensor, Tensor]:

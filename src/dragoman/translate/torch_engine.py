@@ -96,12 +96,16 @@ class TorchEngine:
             for _ in range(self.look_every):
                 batch.step(position)
                 position += 1
-            done = batch.beams.done_B.view(-1, request.groups).all(1).tolist()  # waits for the device
-            done = [is_done for is_done in done for _ in range(request.groups)][: len(owners)]  # groups leave together
-            left = [row for row, is_done in enumerate(done) if not is_done]
-            rows = self.rows_for(len(left), request)
-            if left and rows > 0.7 * batch.beams.shape[0]:
+            done_B = (
+                batch.beams.done_B.view(-1, request.groups).all(1).repeat_interleave(request.groups)
+            )  # groups leave together
+            done_B = done_B[: len(owners)]
+            count = len(owners) - int(done_B.sum())  # waits for the device
+            rows = self.rows_for(count, request)
+            if count and rows > 0.7 * batch.beams.shape[0]:
                 continue
+            done = done_B.tolist()
+            left = [row for row, is_done in enumerate(done) if not is_done]
             leaving = [row for row, is_done in enumerate(done) if is_done]
             for row, ended in zip(leaving, harvest(batch.beams, self.index(leaving), request), strict=True):
                 results[owners[row]] = ended
@@ -186,15 +190,17 @@ class Batch:
             arena.take("mask", (rows, 1, 1, width), dtype),
             pairs("target", rows, section.heads, slots, request.width, head),
         )
+        self.is_fused = ops.searches_fused(self.cache.cross_mask, request.width, head)
         self.beams = arena.beams(rows, request.width, slots)
         if arena.grew:
             engine.recorder.forget()
             arena.grew = False
 
     def start(self) -> None:
-        for key, value in self.cache.past:  # what is not seen has weight 0, but 0 times NaN is NaN
-            key.zero_()
-            value.zero_()
+        if not self.is_fused:
+            for key, value in self.cache.past:  # what is not seen has weight 0, but 0 times NaN is NaN
+                key.zero_()
+                value.zero_()
         self.engine.recorder.run(("start", self.shape), self.encode)
 
     def encode(self) -> None:
@@ -206,6 +212,8 @@ class Batch:
 
     def step(self, position: int) -> None:
         slots = min(self.shape[2], round_up(position + 1, self.engine.tile))
+        if self.is_fused:  # reads what is filled, whatever it is told: one recording for all positions
+            slots = self.shape[2]
         act = self.engine.recorder.act_eagerly if self.request.sample else self.engine.recorder.run
         act(
             ("step", self.shape, slots, self.request),
@@ -221,8 +229,8 @@ class Batch:
         old = self.cache.past
         batch = Batch(self.engine, self.request, len(rows), *self.shape[1:])
         for (key, value), (new_key, new_value) in zip(old, batch.cache.past, strict=True):
-            new_key[:, :, :filled].copy_(key[rows, :, :filled].clone())
-            new_value[:, :, :filled].copy_(value[rows, :, :filled].clone())
+            new_key[:, :, :filled].copy_(key[rows, :, :filled])
+            new_value[:, :, :filled].copy_(value[rows, :, :filled])
         for kept, fresh in zip(batch.cache.memory, memory, strict=True):
             kept[0].copy_(fresh[0])
             kept[1].copy_(fresh[1])
