@@ -116,7 +116,10 @@ def search_of(hypotheses, position, dtype):
     )  # fmt: skip
     for ours, plainly in zip(past, theirs, strict=True):
         assert torch.equal(ours[:, :, : position + 1], plainly[:, :, : position + 1])  # the new ones are kept
-    query, memory = packed[:, :, : heads * dim].contiguous(), [torch.randn(rows, heads, width, dim, **here) for _ in "kv"]
+    query, memory = (
+        packed[:, :, : heads * dim].contiguous(),
+        [torch.randn(rows, heads, width, dim, **here) for _ in "kv"],
+    )
     lengths = torch.tensor([1, 33, 48], device=DEVICE)
     mask = torch.zeros(rows, 1, 1, width, **here)
     mask.masked_fill_((torch.arange(width, device=DEVICE) >= lengths[:, None])[:, None, None], float("-inf"))
