@@ -194,7 +194,7 @@ def search_self(packed: Tensor, past: tuple[Tensor, Tensor], ancestry: Tensor, p
     """See plain.search_self."""
     out = packed.new_empty(*packed.shape[:2], packed.shape[2] // 3)
     kernels.search_self[(packed.shape[0] * heads,)](
-        packed, *past, ancestry, position, out, past[0].shape[2], **search_numbers(out, heads), TILE=64, num_warps=2
+        packed, *past, ancestry, position, out, past[0].shape[2], **search_numbers(out, heads), TILE=32, num_warps=1
     )
     return out
 
@@ -203,7 +203,7 @@ def search_cross(query: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, hea
     """See plain.search_cross."""
     out = torch.empty_like(query)
     kernels.search_cross[(query.shape[0] * heads,)](
-        query, *memory, mask, out, memory[0].shape[2], **search_numbers(out, heads), TILE=32, num_warps=2
+        query, *memory, mask, out, memory[0].shape[2], **search_numbers(out, heads), TILE=32, num_warps=1
     )
     return out
 

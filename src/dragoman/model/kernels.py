@@ -223,17 +223,17 @@ def search_self(
     real = hypothesis < HYPOTHESES
     packed = (row * HYPOTHESES + hypothesis)[:, None] * (3 * HEADS * DIM) + head * DIM + dim[None, :]
     query = tl.load(packed_ptr + packed, mask=real[:, None], other=0.0)
-    key = tl.load(packed_ptr + packed + HEADS * DIM, mask=real[:, None], other=0.0)
-    value = tl.load(packed_ptr + packed + 2 * HEADS * DIM, mask=real[:, None], other=0.0)
+    own_key = tl.load(packed_ptr + packed + HEADS * DIM, mask=real[:, None], other=0.0)
+    own_value = tl.load(packed_ptr + packed + 2 * HEADS * DIM, mask=real[:, None], other=0.0)
     position = tl.load(position_ptr).to(tl.int32)
     first = tl.program_id(0).to(tl.int64) * slots * (HYPOTHESES * DIM)
     own = first + (position * HYPOTHESES + hypothesis)[:, None] * DIM + dim[None, :]
-    tl.store(key_ptr + own, key, mask=real[:, None])
-    tl.store(value_ptr + own, value, mask=real[:, None])
+    tl.store(key_ptr + own, own_key, mask=real[:, None])
+    tl.store(value_ptr + own, own_value, mask=real[:, None])
     # Every hypothesis sees itself: the softmax begins with that.
-    highest = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * (SCALE * LOG2E)
+    highest = tl.sum(query.to(tl.float32) * own_key.to(tl.float32), axis=1) * (SCALE * LOG2E)
     total = tl.full([QUERIES], 1.0, tl.float32)
-    summed = value.to(tl.float32)
+    summed = own_value.to(tl.float32)
     start = 0
     while start < position * HYPOTHESES:
         column = start + tl.arange(0, TILE)
