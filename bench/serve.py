@@ -3,8 +3,9 @@
     python bench/serve.py models/first-int8 --seconds 60          # needs wrk (apt install wrk)
 
 Starts `dragoman serve` as a process of its own; wrk asks it for one sentence at a time, from sentences of its own or --source. Clients
-wait for their answer before they ask again, as people and programs do. For twice the capacity there are many of them, and each
-comes back a second after its answer, whether that was a translation or a refusal; more come until that many requests are made.
+wait for their answer before they ask again, as people and programs do. For twice the capacity every request has 32 sentences, so that
+translating and not the reading of requests is what there is too much of; clients are many, and each comes back a second after its
+answer, whether that was a translation or a refusal; more come until that many requests are made.
 Latencies are those of translations; among refusals they are the slowest of all answers, which is at least what they took. Every
 answer that is neither 200 nor 429 is an error. Prints a table and, last, one JSON object.
 """
@@ -31,7 +32,8 @@ from rich.table import Table
 from dragoman.errors import DragomanError, RunError
 
 PAUSE_MS = 1000
-MOST_CLIENTS = 8000
+MOST_CLIENTS = 4000
+TOGETHER = 32
 SENTENCES = ["The cat sleeps.", "My brother sees a small house.", "Which suitcase may Clara give my polite son?"]
 SCRIPT = """
 local bodies = {%(bodies)s}
@@ -99,9 +101,12 @@ class Server:
 class Load:
     """wrk, with so many clients for so long."""
 
-    def __init__(self, server: Server, texts: list[str], clients: int, seconds: float, pause_ms: int = 0):
+    def __init__(
+        self, server: Server, texts: list[str], clients: int, seconds: float, *, pause_ms: int = 0, together: int = 1
+    ):
+        asked = [[texts[(first + more) % len(texts)] for more in range(together)] for first in range(len(texts))]
         self.script = Path(tempfile.mkstemp(suffix=".lua")[1])
-        bodies = ", ".join(f"[==[{json.dumps({'texts': [text]})}]==]" for text in texts)
+        bodies = ", ".join(f"[==[{json.dumps({'texts': each})}]==]" for each in asked)
         self.script.write_text(SCRIPT % {"bodies": bodies, "pause": pause_ms}, encoding="utf-8")
         words = ["wrk", "-t1", f"-c{clients}", f"-d{seconds:.0f}s", "--timeout", "60s", "-s", str(self.script)]
         self.process = subprocess.Popen([*words, server.address], stdout=subprocess.PIPE, text=True)
@@ -114,21 +119,23 @@ class Load:
         return json.loads(said.splitlines()[-1])
 
 
-def loaded(server: Server, texts: list[str], clients: int, seconds: float, pause_ms: int = 0) -> dict[str, Any]:
-    found = Load(server, texts, clients, seconds, pause_ms).result()
+def loaded(server: Server, texts: list[str], clients: int, seconds: float, **how: int) -> dict[str, Any]:
+    found = Load(server, texts, clients, seconds, **how).result()
     good, took = found.pop("good"), found.pop("seconds")
     rate = {"requests_per_s": round(good / took, 1), "offered_per_s": round((good + found["refused"]) / took, 1)}
     return rate | found | {"memory_mib": round(server.memory(), 1)}
 
 
-def overloaded(server: Server, texts: list[str], seconds: float) -> dict[str, Any]:
-    """Twice the capacity, or more: clients are doubled until as many requests are refused as are answered."""
-    clients = 64
+def overloaded(server: Server, texts: list[str], seconds: float) -> dict[str, dict[str, Any]]:
+    """Its capacity for long requests; and twice that or more: clients are doubled until as many are refused as are answered."""
+    capacity = loaded(server, texts, 2, seconds, together=TOGETHER)
+    clients = max(8, round(4 * capacity["requests_per_s"]))  # who also wait for their answers
     while True:
-        row = loaded(server, texts, clients, seconds, PAUSE_MS)
-        reached = row["offered_per_s"] >= 2 * row["requests_per_s"] > 0
-        if reached or clients >= MOST_CLIENTS:
-            return {"clients": clients} | row | {"overload": reached}
+        row = loaded(server, texts, clients, seconds, pause_ms=PAUSE_MS, together=TOGETHER)
+        if row["offered_per_s"] >= 2 * capacity["requests_per_s"]:
+            return {f"2 clients, {TOGETHER} sentences": capacity, f"{clients} clients, {TOGETHER} sentences": row}
+        if 2 * clients > MOST_CLIENTS:
+            raise RunError(f"{clients} clients did not overload the server")
         clients *= 2
 
 
@@ -166,15 +173,15 @@ def main() -> None:
         for clients in options.clients:
             rows[f"{clients} clients"] = loaded(server, texts, clients, options.seconds)
         growth = server.memory() - before
-        rows["overload"] = overloaded(server, texts, options.seconds / 2)
+        rows |= overloaded(server, texts, options.seconds / 2)
         facts = {"memory_growth_mib": round(growth, 1), "kill": killed(server, texts, max(12.0, options.seconds / 4))}
     finally:
         server.end()
     columns = list(next(iter(rows.values())))
-    table = Table("load", *columns)
+    table = Table("load", *(column.replace("_", " ") for column in columns))
     for name, row in rows.items():
         table.add_row(name, *(str(row[column]) for column in columns))
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=120).print(table)
     print(json.dumps({"bench": "serve", "seconds": options.seconds, **facts, "loads": rows}))
 
 

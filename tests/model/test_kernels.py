@@ -30,3 +30,53 @@ def test_kernels_compute_what_the_plain_functions_do():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_too():
     run("cuda")
+
+
+ATTENTION = {"SCALE": 0.125, "THRESHOLD": 2**28, "GAIN": 1.1, "HEADS": 8, "WIDTH": 64, "DIM": 64, "CAUSAL": True,
+             "DROPOUT": True, "TOGETHER": True}  # fmt: skip
+NORM = {"THRESHOLD": 2**28, "GAIN": 1.1, "EPSILON": 1e-5, "WIDTH": 512, "BLOCK": 512, "DROPOUT": True}
+SEARCH = {"SCALE": 0.125, "HEADS": 8, "HYPOTHESES": 4, "QUERIES": 16, "DIM": 64, "TILE": 32}
+LOGITS = {"FIRST": 0, "SECOND": 2, "WIDTH": 32_000, "CHUNK": 128}
+NUMBERS = {
+    "add_norm_forward": NORM | {"ROWS": 4},
+    "add_norm_backward": NORM | {"TURNS": 3},
+    "attention_forward": ATTENTION,
+    "attention_backward": ATTENTION,
+    "search_self": SEARCH,
+    "search_cross": SEARCH,
+    "activate": {"THRESHOLD": 2**28, "GAIN": 1.1, "SCALE": 4.0, "BLOCK": 4096, "DROPOUT": True, "SMALL": False},
+    "relu_backward": {"GAIN": 1.1, "WIDTH": 2048, "COLUMNS": 256, "ROWS": 16, "TILES": 16},
+    "loss": {"SMOOTHING": 0.1, "GAIN": 1.0, "WIDTH": 32_000, "BLOCK": 4096},
+    "peaks": LOGITS | {"BLOCK": 4096},
+    "best": LOGITS | {"CHUNKS": 250, "MOST": 256, "COUNT": 8, "PLACES": 8},
+}
+OTHER_TYPES = {
+    "*i64": ("seed", "labels", "position", "column"),
+    "*i32": ("query_segment", "key_segment"),
+    "*i8": ("ancestry",),
+    "*fp32": ("weight", "bias", "partial", "normalizer", "peak", "losses", "likelihoods", "bias_gradient"),
+}
+
+
+def type_of(name: str) -> str:
+    if not name.endswith("_ptr"):
+        return "i32"
+    found = (kind for kind, names in OTHER_TYPES.items() if name.removesuffix("_ptr") in names)
+    return next(found, "*fp16")
+
+
+@pytest.mark.parametrize("architecture", [80, 90], ids=["Ampere", "Hopper"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_kernels_compile_without_a_gpu_too(name, architecture):
+    """The interpreter takes what the compiler refuses, such as a variable that changes its shape in a loop."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compiled
+
+    from dragoman.model import kernels
+
+    kernel, numbers = getattr(kernels, name), NUMBERS[name]
+    types = {argument: "constexpr" if argument in numbers else type_of(argument) for argument in kernel.arg_names}
+    constants = {(kernel.arg_names.index(argument),): value for argument, value in numbers.items()}
+    made = compiled(ASTSource(kernel, types, constants), target=GPUTarget("cuda", architecture, 32))
+    assert made.asm["cubin"]

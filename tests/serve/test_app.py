@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from dragoman.errors import ConfigError, DataError
+from dragoman.serve.app import all_done
 from dragoman.serve.batcher import Busy
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
@@ -400,6 +403,40 @@ def test_a_batch_is_filled_in_turns_and_no_further(make, shouter):
     assert [len(batch) for batch in shouter.batches] == [1] + [2] * 7
     assert [text[2] for batch in shouter.batches[1:] for text in batch] == ["a"] * 7 + ["b"] * 7
     served.batcher.close(5)
+
+
+def test_who_has_begun_counts_in_full(make, shouter):
+    """Under load a new request takes the turns of every one that ends: half-done ones are no shorter wait."""
+    served = make.behind(shouter, batch_characters=60, most_wait_seconds=2.0)
+    batcher = served.batcher
+    shouter.go.clear()
+    batcher.submit(["x"], wish := request_wish(served))
+    until(lambda: shouter.busy.locked())
+    batcher.speed = 1000.0
+    begun, _ = batcher.submit(["a" * 480] * 2, wish)
+    begun.left -= 500  # a turn later
+    assert batcher.wait_for(1000) == pytest.approx(1.0, abs=0.05)
+    assert batcher.wait_for(200) == pytest.approx(0.2, abs=0.05)
+    shouter.go.set()
+    batcher.close(5)
+
+
+def test_the_loop_is_woken_once_for_all_texts_of_a_request(monkeypatch):
+    futures = [Future() for _ in range(50)]
+
+    async def wait():
+        loop, woken = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *each: (woken.append(each), wake(*each)))
+        done = all_done(futures)
+        thread = threading.Thread(target=lambda: [future.set_result([]) for future in futures])
+        thread.start()
+        await asyncio.wait_for(done, 10)
+        thread.join()
+        await asyncio.wait_for(all_done([]), 10)
+        return len(woken)
+
+    assert asyncio.run(wait()) == 1
 
 
 def test_the_batch_in_hand_is_waited_for_too(make, shouter):

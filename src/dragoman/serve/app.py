@@ -16,8 +16,10 @@ import hashlib
 import html
 import json
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError as NotDone
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -33,8 +35,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as AnyHTTPException
-from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman import __version__
 from dragoman.data.languages import code_of, is_spaced
@@ -60,6 +62,7 @@ from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
 
 Body = TypeVar("Body", bound=LibreBody)
+SURROGATE = re.compile("[\ud800-\udfff]")
 LOOK_SECONDS = 0.5  # between two looks whether the client is still there
 
 
@@ -177,15 +180,38 @@ class Doors:
         self, request: Request, job: Job, futures: list[Future[list[Translation]]]
     ) -> list[list[Translation]]:
         """All translations; nothing more is done for a client that has left."""
-        waiting = asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        done = all_done(futures)
         try:
-            while not (await asyncio.wait([waiting], timeout=LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([done], timeout=LOOK_SECONDS))[0]:
                 if await request.is_disconnected():
                     job.cancel()
-            return [distinct(found) for found in await waiting]
-        except asyncio.CancelledError:
+            return [distinct(future.result()) for future in futures]
+        except (asyncio.CancelledError, NotDone):
             job.cancel()
             raise HTTPException(499, "the client left") from None
+
+
+def all_done(futures: list[Future[list[Translation]]]) -> asyncio.Future[None]:
+    """Done when all are. The loop is woken once for all texts of a request: each time costs the translating thread its turn at Python."""
+    loop, lock, left = asyncio.get_running_loop(), threading.Lock(), len(futures)
+    done = loop.create_future()
+
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def count(_: Future[list[Translation]]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+        if left == 0 and not loop.is_closed():
+            loop.call_soon_threadsafe(finish)
+
+    for future in futures:
+        future.add_done_callback(count)
+    if not futures:
+        finish()
+    return done
 
 
 def distinct(found: list[Translation]) -> list[Translation]:
@@ -195,7 +221,7 @@ def distinct(found: list[Translation]) -> list[Translation]:
 
 def refuse_surrogates(text: str, where: str) -> None:
     """JSON can spell them, UTF-8 cannot."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if SURROGATE.search(text):
         raise HTTPException(422, f"{where}: half of a surrogate pair is not text")
 
 
@@ -226,7 +252,7 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
 
 
 def add_translation(app: FastAPI, doors: Doors) -> None:
-    def enter(request: Request) -> None:
+    async def enter(request: Request) -> None:  # without a wait in it, but FastAPI hands plain functions to threads
         """Before the request is looked at any closer."""
         doors.enter(request)
 
@@ -431,22 +457,36 @@ def add_metrics(app: FastAPI, served: list[Served]) -> None:
         each.batcher.told = lambda count, _, name=each.name: texts.labels(name).observe(count)  # type: ignore[misc]
         waiting.labels(each.name).set_function(lambda batcher=each.batcher: batcher.waiting_characters)  # type: ignore[misc]
 
-    @app.middleware("http")
-    async def measured(request: Request, call: RequestResponseEndpoint) -> Response:
-        start, status = time.perf_counter(), 500  # unless it is answered
-        try:
-            response = await call(request)
-            status = response.status_code
-            return response
-        finally:
-            route = getattr(request.scope.get("route"), "path", "other")  # never the raw path: anybody can invent one
-            requests.labels(route, str(status)).inc()
-            seconds.labels(route).observe(time.perf_counter() - start)
+    app.add_middleware(Measured, requests=requests, seconds=seconds)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class Measured:
+    """Counts requests, by route and status. Plain ASGI: Starlette's own middleware makes a task for every request."""
+
+    def __init__(self, app: ASGIApp, requests: Counter, seconds: Histogram):
+        self.app, self.requests, self.seconds = app, requests, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status = time.perf_counter(), 500  # unless it is answered
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")  # never the raw path: anybody can invent one
+            self.requests.labels(route, str(status)).inc()
+            self.seconds.labels(route).observe(time.perf_counter() - start)
 
 
 def finite(score: float) -> float | None:

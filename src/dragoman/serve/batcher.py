@@ -54,7 +54,8 @@ class Job:
 
     wish: Wish
     texts: deque[tuple[str, Future[list[Translation]]]] = field(default_factory=deque)
-    left: int = 0  # weight of its texts
+    size: int = 0  # weight of its texts
+    left: int = 0  # of those that are not begun
 
     def cancel(self) -> None:
         """Whoever asked has left: what is not yet begun is not done."""
@@ -83,25 +84,30 @@ class Batcher:
 
     def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
         """A future for every text, or Busy. An idle server takes any request; a text without words needs no translating."""
-        futures: list[Future[list[Translation]]] = [Future() for _ in texts]
-        job = Job(wish, deque(each for each in zip(texts, futures, strict=True) if each[0].strip()))
-        job.left = sum(weight(text) for text, _ in job.texts)
-        for text, future in zip(texts, futures, strict=True):
-            if not text.strip():
-                future.set_result([Translation("", 0.0, [])])
+        worded = [bool(text.strip()) for text in texts]
+        left = sum(weight(text) for text, has_words in zip(texts, worded, strict=True) if has_words)
         with self.changed:
-            wait = self.wait_for(job)
+            wait = self.wait_for(left)
             if self.closing or ((self.jobs or self.in_hand) and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
+            futures: list[Future[list[Translation]]] = [
+                Future() for _ in texts
+            ]  # not before: who is refused costs nothing
+            pairs = zip(texts, futures, strict=True)
+            job = Job(wish, deque(pair for pair, has_words in zip(pairs, worded, strict=True) if has_words), left, left)
             if job.texts:
                 self.jobs.append(job)
             self.changed.notify()
+        for future, has_words in zip(futures, worded, strict=True):
+            if not has_words:
+                future.set_result([Translation("", 0.0, [])])
         return job, futures
 
-    def wait_for(self, job: Job) -> float:
-        """Seconds: what is left of the batch in hand, and of the jobs before as much as this one has itself, as they take turns."""
+    def wait_for(self, left: int) -> float:
+        """Seconds: what is left of the batch in hand, and of the jobs before as much as this one has itself, as they take turns; also
+        what they have behind them, because others come and take turns in their place."""
         running = max(0.0, self.in_hand / self.speed - (time.perf_counter() - self.begun))
-        return running + sum(min(other.left, job.left) for other in self.jobs) / self.speed
+        return running + sum(min(other.size, left) for other in self.jobs) / self.speed
 
     @property
     def waiting_characters(self) -> int:
