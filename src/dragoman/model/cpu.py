@@ -6,11 +6,14 @@ Shapes in names: B rows, H heads, T queries, S keys, K width of a head.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+SPARE = threading.local()
 
 
 def keep_mask(like: Tensor, dropout: float) -> Tensor:
@@ -18,9 +21,11 @@ def keep_mask(like: Tensor, dropout: float) -> Tensor:
     torch draws its own one by one, and takes several times as long. The seed comes from torch's generator."""
     seed = int(torch.randint(2**62, (1,)))
     words = np.random.SFC64(seed).random_raw(-(-like.numel() // 4))
-    draws = torch.from_numpy(words.view(np.int16))[: like.numel()].view(like.shape)
     dropped = round(dropout * 2**16)
-    return (draws >= dropped - 2**15).to(like.dtype).mul_(2**16 / (2**16 - dropped))
+    kept = (words.view(np.int16)[: like.numel()] >= dropped - 2**15).view(
+        np.uint8
+    )  # compared by numpy: torch takes five times as long
+    return torch.from_numpy(kept).view(like.shape).to(like.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def drop(x: Tensor, dropout: float) -> Tensor:
@@ -66,19 +71,60 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: flo
 
 
 class Attention(torch.autograd.Function):
-    """Products in bf16, softmax in fp32, without dropout: torch's own backward pass takes four times as long in bf16."""
+    """Products and weights in bf16, without dropout: torch's own backward pass takes four times as long in bf16. Softmax reads and
+    writes bf16 and computes in fp32."""
 
     @staticmethod
     def forward(ctx: Any, query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, mask: Tensor) -> Tensor:
-        ctx.scale = query_BHTK.shape[-1] ** -0.5
-        scores = ((query_BHTK * ctx.scale) @ key_BHSK.transpose(2, 3)).float().masked_fill_(~mask, float("-inf"))
-        weights_BHTS = torch.softmax(scores, dim=-1).to(query_BHTK.dtype)
-        ctx.save_for_backward(query_BHTK, key_BHSK, value_BHSK, weights_BHTS)
-        return weights_BHTS @ value_BHSK
+        ctx.scale, ctx.shape = query_BHTK.shape[-1] ** -0.5, query_BHTK.shape[:2]
+        query, key, value = (each.flatten(0, 1) for each in (query_BHTK, key_BHSK, value_BHSK))
+        scores = torch.bmm(query, key.transpose(1, 2)).mul_(ctx.scale)
+        scores.view(*ctx.shape, *scores.shape[1:]).masked_fill_(~mask, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(query, key, value, weights)
+        return torch.bmm(weights, value).unflatten(0, ctx.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient_BHTK: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, weights = ctx.saved_tensors
-        of_weights = gradient @ value.transpose(2, 3)
-        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(ctx.scale)
-        return of_scores @ key, of_scores.transpose(2, 3) @ query, weights.transpose(2, 3) @ gradient, None
+        gradient = gradient_BHTK.flatten(0, 1)
+        of_scores = torch._softmax_backward_data(
+            torch.bmm(gradient, value.transpose(1, 2)), weights, -1, weights.dtype
+        ).mul_(ctx.scale)
+        of_query, of_key = torch.bmm(of_scores, key), torch.bmm(of_scores.transpose(1, 2), query)
+        of_value = torch.bmm(weights.transpose(1, 2), gradient)
+        return *(each.unflatten(0, ctx.shape) for each in (of_query, of_key, of_value)), None
+
+
+def feed_forward(x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor]) -> Tensor:
+    """With relu, without dropout."""
+    inner, outer = (weight.to(x.dtype) for weight in weights)
+    inner_bias, outer_bias = (bias.to(x.dtype) for bias in biases)
+    result: Tensor = FeedForward.apply(x.flatten(0, -2), inner, inner_bias, outer, outer_bias)
+    return result.view(x.shape)
+
+
+class FeedForward(torch.autograd.Function):
+    """The hidden layer is the largest tensor of a block: relu works in its place, and its gradient lies in memory that all blocks
+    share. What is allocated anew at every step costs more than the product that is written there: the kernel fills it with zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor) -> Tensor:
+        hidden = torch.addmm(inner_bias, x, inner.t()).relu_()
+        ctx.save_for_backward(x, hidden, inner, outer)
+        return torch.addmm(outer_bias, hidden, outer.t())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        x, hidden, inner, outer = ctx.saved_tensors
+        inside = torch.mm(gradient, outer, out=spare(hidden))
+        torch.ops.aten.threshold_backward.grad_input(inside, hidden, 0, grad_input=inside)
+        return inside @ inner, inside.t() @ x, inside.sum(0), gradient.t() @ hidden, gradient.sum(0)
+
+
+def spare(like: Tensor) -> Tensor:
+    """Memory for a moment, of this thread."""
+    kept = getattr(SPARE, "memory", None)
+    if kept is None or kept.dtype != like.dtype or kept.numel() < like.numel():
+        kept = SPARE.memory = torch.empty(like.numel(), dtype=like.dtype)
+    return kept[: like.numel()].view(like.shape)

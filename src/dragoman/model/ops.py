@@ -154,6 +154,8 @@ def feed_forward(
         from dragoman.model import fused
 
         return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits and has_sizes(weights[0]))
+    if on_cpu(x) and activation == "relu" and not dropout:
+        return cpu.feed_forward(x.to(product_type(x)), weights, biases)
     return plain.feed_forward(x, weights, biases, dropout, drop, activation)
 
 

@@ -266,9 +266,9 @@ class Trainer:
         self.strategy.settle(partial(self.pass_for_nothing, wrapped, shapes), needed=len(shapes) > 1)
 
     def pass_for_nothing(self, wrapped: nn.Module, shapes: list[tuple[Share, int]]) -> None:
-        """Forward and backward over empty rows."""
+        """Forward and backward over empty rows: of the shapes to come where they are compiled, otherwise one row will do."""
         for share, width in shapes:
-            batch = tiles(self.train_data, [[]] * share.rows_per_micro_batch, width)
+            batch = tiles(self.train_data, [[]] * (share.rows_per_micro_batch if self.compiled else 1), width)
             with self.arithmetic():
                 loss, _ = wrapped(*batch.to(self.mesh.device).tensors())
             loss.backward()
