@@ -218,7 +218,7 @@ def search_self(
 ):  # fmt: skip
     """Puts the new keys and values into the cache [B, heads, slots, HYPOTHESES, DIM] and attends to what is there. Only slots
     before the position are read, and of these only hypotheses that somebody descends from."""
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     hypothesis, dim = tl.arange(0, QUERIES), tl.arange(0, DIM)
     real = hypothesis < HYPOTHESES
     packed = (row * HYPOTHESES + hypothesis)[:, None] * (3 * HEADS * DIM) + head * DIM + dim[None, :]
@@ -258,7 +258,7 @@ def search_cross(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Over keys and values of the source, [B, heads, slots, DIM]; slots whose mask is not 0 are not read."""
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     hypothesis, dim = tl.arange(0, QUERIES), tl.arange(0, DIM)
     real = hypothesis < HYPOTHESES
     at = (row * HYPOTHESES + hypothesis)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
