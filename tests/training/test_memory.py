@@ -50,7 +50,7 @@ def test_auto_keeps_the_batch_and_is_written_down(prepared, tmp_path):
 
 @pytest.mark.parametrize("place", ["a step", "validation", "before the first step"])
 def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, monkeypatch, place):
-    def too_much(*arguments):
+    def too_much(*arguments, **options):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     if place == "a step":

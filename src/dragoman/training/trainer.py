@@ -259,9 +259,10 @@ class Trainer:
         return wrapped
 
     def settle(self, wrapped: nn.Module) -> None:
-        """Before the first step. On a GPU wide rows are passed over too: compiling them would stop a run in mid-epoch."""
+        """Before the first step. Where steps are compiled, wide rows are passed over too: compiling them would stop a run in
+        mid-epoch."""
         shapes = [(self.share, self.packing.width)]
-        if self.mesh.device.type == "cuda" and self.packing.wide_width:
+        if self.compiled and self.packing.wide_width:
             shapes.append((self.share.widened(self.packing), self.packing.wide_width))
         self.strategy.settle(partial(self.pass_for_nothing, wrapped, shapes), needed=len(shapes) > 1)
 
