@@ -1,0 +1,109 @@
+"""Every figure of the README that needs a GPU, one command after the other, each with a limit.
+
+    python bench/gpu.py                                         # at most 45 minutes, on one GPU
+    python bench/gpu.py --only decode overhead --out figures    # some of them; what they printed lies in figures/NAME.txt
+
+Takes data/english-german as `dragoman prepare recipes/english-german.toml` leaves it, and the text of its validation set in
+corpora/english-german. `train` makes the model that `decode` translates with. Prints the last line of each, a JSON object or what the
+command ended with; its own last line is one JSON object with all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DATA = "data/english-german"
+TEXT = "corpora/english-german/newstest2013"
+RUN = "runs/english-german"
+RESIDUAL = ["model.attention_dropout=0.0", "model.relu_dropout=0.0"]
+OWN = [sys.executable, "-m", "dragoman"]
+
+
+def script(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name(name)), *arguments]
+
+
+COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is run
+    "kernels": (90, [sys.executable, "tests/model/kernel_cases.py", "cuda"]),
+    "train": (600, [*OWN, "train", "recipes/english-german.toml", f"run.folder={RUN}"]),
+    "decode": (
+        300,
+        script(
+            "decode.py", RUN, "--source", f"{TEXT}.en", "--reference", f"{TEXT}.de", "--device", "cuda", "--sentences", "3000",
+            "--batches", "512", "1024", "3000", "--systems", "torch", "hugging face",
+        ),
+    ),
+    "decode random": (
+        240,
+        script(
+            "decode.py", "--device", "cuda", "--sentences", "8192", "--batches", "512", "2048", "--systems", "torch",
+            "hugging face",
+        ),
+    ),
+    "base": (
+        420,
+        script(
+            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "32768", "65536", "--own-tokens", "131072", "--peers",
+            "dragoman", "marian-compiled", "marian", "--seconds", "8", "--batches", "40",
+        ),
+    ),
+    "big": (
+        480,
+        script(
+            "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "--data", DATA, "--tokens", "65536",
+            "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
+            "30",
+        ),
+    ),
+    "all dropouts": (
+        180, [*OWN, "bench", "train", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=131072"]
+    ),
+    "wrappers": (
+        180,
+        script(
+            "wrappers.py", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=65536",
+            "train.tokens_per_gpu=65536", *RESIDUAL,
+        ),
+    ),
+    "overhead": (
+        180, script("overhead.py", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=65536", "--rounds", "4")
+    ),
+}  # fmt: skip
+
+
+def last_line(command: list[str], seconds: int, log: Path) -> str:
+    with open(log, "w", encoding="utf-8") as written:
+        try:
+            code = subprocess.run(
+                command, stdout=written, stderr=subprocess.STDOUT, timeout=seconds, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"not done after {seconds} s"
+    said = log.read_text(encoding="utf-8").strip().splitlines()
+    return f"ended with code {code}: {said[-1] if said else ''}" if code else said[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="NAME", help=", ".join(COMMANDS)
+    )
+    parser.add_argument("--out", default="figures", help="folder for what the commands print")
+    options = parser.parse_args()
+    out, found = Path(options.out), {}
+    out.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        limit, command = COMMANDS[name]
+        start = time.perf_counter()
+        found[name] = last_line(command, limit, out / f"{name.replace(' ', '-')}.txt")
+        print(f"{name} ({time.perf_counter() - start:.0f} s): {found[name]}", flush=True)
+    print(json.dumps({"bench": "gpu", "said": found}))
+
+
+if __name__ == "__main__":
+    main()
