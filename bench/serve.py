@@ -127,7 +127,7 @@ def loaded(server: Server, texts: list[str], clients: int, seconds: float, **how
 
 
 def overloaded(server: Server, texts: list[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Its capacity for long requests; and twice that or more: clients are doubled until as many are refused as are answered."""
+    """Its capacity for long requests; and twice that or more: clients are doubled until they ask for that much."""
     capacity = loaded(server, texts, 2, seconds, together=TOGETHER)
     clients = max(8, round(4 * capacity["requests_per_s"]))  # who also wait for their answers
     while True:

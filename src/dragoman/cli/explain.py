@@ -95,11 +95,11 @@ def step(
 @app.command()
 def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
     """The bytes of a checkpoint by part."""
-    from dragoman.cli.forecast import trainable
+    from dragoman.cli.forecast import configured, trainable
     from dragoman.model import size
 
     config = load_config(run_file, overrides)
-    pieces = config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
+    pieces = configured(config)
     count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
     averaged = config.train.average_decay > 0
     parts = {"weights, fp32": count, "Adam's first moment, fp32": learning, "Adam's second moment, fp32": learning}

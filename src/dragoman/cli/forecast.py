@@ -27,7 +27,12 @@ def vocabulary(config: Config) -> tuple[int, int]:
         found = PreparedData(config.data.folder).vocabulary
         return len(found), found.source_size
     except DataError:  # nothing is prepared yet: as many as are asked for
-        return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
+        return configured(config)
+
+
+def configured(config: Config) -> tuple[int, int]:
+    """Pieces that are to be learnt: of the target or both, and of the source where it has its own."""
+    return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
 def trainable(config: Config, pieces: tuple[int, int]) -> int:

@@ -22,9 +22,8 @@ def keep_mask(like: Tensor, dropout: float) -> Tensor:
     seed = int(torch.randint(2**62, (1,)))
     words = np.random.SFC64(seed).random_raw(-(-like.numel() // 4))
     dropped = round(dropout * 2**16)
-    kept = (words.view(np.int16)[: like.numel()] >= dropped - 2**15).view(
-        np.uint8
-    )  # compared by numpy: torch takes five times as long
+    # Compared by numpy: torch takes five times as long.
+    kept = (words.view(np.int16)[: like.numel()] >= dropped - 2**15).view(np.uint8)
     return torch.from_numpy(kept).view(like.shape).to(like.dtype).mul_(2**16 / (2**16 - dropped))
 
 

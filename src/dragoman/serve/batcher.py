@@ -84,22 +84,20 @@ class Batcher:
 
     def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
         """A future for every text, or Busy. An idle server takes any request; a text without words needs no translating."""
-        worded = [bool(text.strip()) for text in texts]
-        left = sum(weight(text) for text, has_words in zip(texts, worded, strict=True) if has_words)
+        left = sum(weight(text) for text in texts if text.strip())
         with self.changed:
             wait = self.wait_for(left)
             if self.closing or ((self.jobs or self.in_hand) and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
-            futures: list[Future[list[Translation]]] = [
-                Future() for _ in texts
-            ]  # not before: who is refused costs nothing
+            # Not before: who is refused costs nothing.
+            futures: list[Future[list[Translation]]] = [Future() for _ in texts]
             pairs = zip(texts, futures, strict=True)
-            job = Job(wish, deque(pair for pair, has_words in zip(pairs, worded, strict=True) if has_words), left, left)
+            job = Job(wish, deque(pair for pair in pairs if pair[0].strip()), left, left)
             if job.texts:
                 self.jobs.append(job)
             self.changed.notify()
-        for future, has_words in zip(futures, worded, strict=True):
-            if not has_words:
+        for text, future in zip(texts, futures, strict=True):
+            if not text.strip():
                 future.set_result([Translation("", 0.0, [])])
         return job, futures
 

@@ -96,10 +96,8 @@ class TorchEngine:
             for _ in range(self.look_every):
                 batch.step(position)
                 position += 1
-            done_B = (
-                batch.beams.done_B.view(-1, request.groups).all(1).repeat_interleave(request.groups)
-            )  # groups leave together
-            done_B = done_B[: len(owners)]
+            done_S = batch.beams.done_B.view(-1, request.groups).all(1)
+            done_B = done_S.repeat_interleave(request.groups)[: len(owners)]  # groups leave together
             count = len(owners) - int(done_B.sum())  # waits for the device
             rows = self.rows_for(count, request)
             if count and rows > 0.7 * batch.beams.shape[0]:
@@ -211,9 +209,9 @@ class Batch:
         self.cache.cross_mask.copy_(mask)
 
     def step(self, position: int) -> None:
-        slots = min(self.shape[2], round_up(position + 1, self.engine.tile))
-        if self.is_fused:  # reads what is filled, whatever it is told: one recording for all positions
-            slots = self.shape[2]
+        slots = self.shape[2]
+        if not self.is_fused:  # a kernel reads what is filled, whatever it is told: one recording for all positions
+            slots = min(slots, round_up(position + 1, self.engine.tile))
         act = self.engine.recorder.act_eagerly if self.request.sample else self.engine.recorder.run
         act(
             ("step", self.shape, slots, self.request),
