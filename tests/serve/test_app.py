@@ -365,7 +365,7 @@ def test_when_too_much_waits_requests_are_refused_at_once(make, shouter):
     shouter.go.clear()
     with TestClient(make(served)) as client, ThreadPoolExecutor(3) as pool:
         running = pool.submit(client.post, "/v1/translate", json={"texts": ["a" * 20]})
-        until(lambda: shouter.busy.locked())
+        until(lambda: shouter.busy.locked() and served.batcher.wait_for(0) == 0)  # longer than it was expected to take
         waiting = pool.submit(client.post, "/v1/translate", json={"texts": ["b" * 15] * 3})
         until(lambda: served.batcher.waiting_characters > 100)
         refused = client.post("/v1/translate", json={"texts": ["c"]})
