@@ -4,8 +4,10 @@
 
 The number of steps is what an undisturbed run does in so many minutes. The run must end by itself with the weights of an
 undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time; the step time is that of the same run where nothing
-happened, checkpoints included, as a machine is not equally fast before and after. A step computes for `--compute` seconds by
-sleeping, as a host does that waits for its GPU, so that four ranks on a few cores do not fight for them; all else is real.
+happened, checkpoints included, as a machine is not equally fast before and after. Beside it stands the goodput of the time in
+which all hosts were there and all links up: steps that wait for every rank cannot go on without one, whatever a restart takes.
+A step computes for `--compute` seconds by sleeping, as a host does that waits for its GPU, so that four ranks on a few cores do
+not fight for them; all else is real.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Chaos:
     def __init__(self, lab: Lab, watched: Watched, dice: random.Random, only: list[str]):
         self.lab, self.watched, self.dice = lab, watched, dice
         self.moments: list[tuple[float, int, str]] = []  # time, step, what happened then
+        self.outage_seconds = 0.0  # in which a host was away or a link down
         self.faults: dict[str, Callable[[], None]] = {
             "kill a rank": self.kill_rank,
             "lose a host": self.lose_host,
@@ -92,14 +95,19 @@ class Chaos:
     def lose_host(self) -> None:
         host = self.dice.choice(HOSTS)
         self.lab.kill(host)
-        time.sleep(self.dice.uniform(0.0, 3.0))
+        self.outage(0.0, 3.0)
         self.lab.mend(host)
 
     def cut_link(self) -> None:
         host = self.dice.choice(HOSTS)
         self.lab.cut(host)
-        time.sleep(self.dice.uniform(0.5, 8.0))
+        self.outage(0.5, 8.0)
         self.lab.mend(host)
+
+    def outage(self, shortest: float, longest: float) -> None:
+        seconds = self.dice.uniform(shortest, longest)
+        time.sleep(seconds)
+        self.outage_seconds += seconds
 
     def lose_packets(self) -> None:
         host = self.dice.choice(HOSTS)
@@ -185,7 +193,7 @@ def main() -> None:
         "--only", nargs="*", default=[], help='kinds of faults, as "kill a rank"; all unless some are named'
     )
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step that a rank sleeps")
-    parser.add_argument("--checkpoint-every", type=int, default=4, help="steps")
+    parser.add_argument("--checkpoint-every", type=int, default=2, help="steps")
     parser.add_argument("--timeout", type=int, default=5, help="train.timeout_seconds")
     options = parser.parse_args()
     if reason := missing():
@@ -207,6 +215,7 @@ def main() -> None:
         result = {
             "hosts": len(HOSTS), "minutes": options.minutes, "seed": options.seed, "steps": steps,
             "undisturbed_step_seconds": round(step, 4), "wall_seconds": round(wall, 1), "goodput": round(steps * step / wall, 4),
+            "outage_seconds": round(chaos.outage_seconds, 1), "goodput_of_the_rest": round(steps * step / (wall - chaos.outage_seconds), 4),
             "faults": chaos.costs(ended, steps, step), "seconds_between_faults": round(wall / max(1, len(chaos.moments)), 1),
             "restarts": watched.said.count("starting again"), "lost_steps": percentiles(list(map(float, lost)), ""),
             "start_seconds": round(statistics.median(row["seconds"] for row in watched.events("first_step")), 2),

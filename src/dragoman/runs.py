@@ -25,7 +25,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,10 +37,7 @@ Row = dict[str, Any]
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-READ_IF_THERE = (
-    ".safetensors",
-    ".model",
-)  # files that change what is read by being there; anything else may lie there too
+READ_IF_THERE = (".safetensors", ".model")  # such a file changes what is read; any other may lie there too
 OURS = "dragoman"  # a tag in event files of TensorBoard: its BLEU is ours, though the tags are another system's
 KEY = ".key"  # of a folder that is being filled
 LOWER_IS_BETTER = {"loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"}
@@ -207,7 +204,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("wb") as stream:
             yield stream
             stream.flush()
-            sync(stream.fileno())
+            os.fsync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(named)) from None
@@ -250,14 +247,9 @@ def read_json(path: Path) -> Any:
 
 
 def append_entry(path: Path, entry: Row) -> None:
-    """To the list in a JSON file. Of two processes that do so at once one waits; the lock ends with the process."""
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a network disk without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """To the list in a JSON file. Of two processes that do so at once one waits."""
+    with locked(path.parent, wait=True):
         write_json(path, [*read_entries(path), entry])
-    finally:
-        os.close(descriptor)
 
 
 def read_entries(path: Path) -> list[Row]:
@@ -334,12 +326,12 @@ def claim(folder: Path, key: str, *stages: str) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Make a folder and have it for oneself; the lock ends with the process, however it ends."""
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise RunError(f"{folder}: another process is at work there; wait until it has finished") from None
@@ -373,14 +365,10 @@ def settle(temporary: Path, path: Path, last_look: Callable[[], None] = lambda: 
         shutil.rmtree(old, ignore_errors=True)
 
 
-def sync(descriptor: int) -> None:
-    os.fsync(descriptor)
-
-
 def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        sync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -40,7 +40,7 @@ def test_a_rank_is_started_again_when_there_may_be_room_later(monkeypatch, numbe
     def app():
         raise OSError(number, "bad")
 
-    monkeypatch.setattr(main, "app", app)
+    monkeypatch.setattr(main, "command", lambda: app)
     monkeypatch.setattr(main, "fail", lambda line, code: codes.append(code))
     monkeypatch.setenv("RANK", "0")
     main.main()

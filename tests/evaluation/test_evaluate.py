@@ -36,7 +36,7 @@ def test_a_bootstrap_tells_a_difference_from_chance():
 
 def test_the_page_marks_differences_and_puts_the_worst_first(tmp_path):
     result = {
-        "test_set": "toy", "model": "m", "sentences": 40, "beam": 4, "time": "now", "against": None,
+        "test_set": "toy", "model": "m", "sentences": 40, "beam": 4, "time": "now",
         "scores": {"bleu": {"score": 50.0, "signature": "a|b"}},
     }  # fmt: skip
     page = write_breakdown(tmp_path / "page.html", result, PAIRS, BAD, None, CUTTING).read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_languages_without_spaces_are_compared_by_characters_and_cut_as_asked(tm
         "小房子在<del>森</del>林里",
         "小房子在<ins>树</ins>林里",
     )
-    result = {"test_set": "toy", "model": "m", "sentences": 2, "beam": 4, "time": "now", "against": None, "scores": {}}
+    result = {"test_set": "toy", "model": "m", "sentences": 2, "beam": 4, "time": "now", "scores": {}}
     rows = []
     for tokenize in ("zh", None):
         cutting = Cutting(tokenize, ("en", "zh_CN"))
@@ -104,6 +104,8 @@ def test_checkpoints_side_by_side(prepared, tmp_path):
     results = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     assert [result["step"] for result in results] == [2, 4, None]
     assert all(result["against"]["bleu"]["difference"] < 0 for result in results)
+    evaluate(run, beam=1, html=tmp_path / "page.html")
+    assert "The other" not in (tmp_path / "page.html").read_text(encoding="utf-8")
     (tmp_path / "other").write_text("one line\n")
     with pytest.raises(DataError, match="1 translations for 30 sentences"):
         evaluate(run, against=tmp_path / "other")

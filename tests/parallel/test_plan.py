@@ -59,7 +59,8 @@ def test_packing_that_is_slower_than_the_link_is_what_a_step_waits_for():
     slow = replace(REFERENCE, pack_seconds={"int8": 1e-7})
     seconds = BASE * 1e-7
     found = plan.forecast(slow, "ddp", "int8")
-    assert found.exchange_seconds == pytest.approx(seconds, rel=0.01)
+    first = found.sent_bytes / slow.bytes_per_s / plan.buckets(slow)  # of the buckets: nothing travels beside it
+    assert found.exchange_seconds == pytest.approx(seconds + first, rel=0.01)
     assert plan.forecast(slow, "ddp") == plan.forecast(REFERENCE, "ddp"), "fp32 is not packed"
     assert plan.forecast(slow, "local", "int8").exposed_seconds > seconds / slow.inner_steps
 

@@ -108,7 +108,7 @@ def test_what_is_frozen_is_not_exchanged_and_is_a_part_of_the_model(group):
     objective = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     objective[1].requires_grad_(False)
     strategy = alone(Parallel(strategy="local", inner_steps=1), objective)
-    assert strategy.weights.numel() == strategy.momentum.numel() == 20 + 10
+    assert torch.cat(strategy.weights).numel() == torch.cat(strategy.momentum).numel() == 20 + 10
     with torch.no_grad():
         for parameter in strategy.parameters:
             parameter.add_(1.0)

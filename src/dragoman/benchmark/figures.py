@@ -14,8 +14,8 @@ from dragoman.benchmark.sentences import told
 from dragoman.config.schema import Model
 from dragoman.data.encode import PreparedData
 from dragoman.model import size
-from dragoman.monitor import host
 from dragoman.parallel.mesh import Mesh
+from dragoman.training.facts import device_name
 from dragoman.training.trainer import Trainer
 
 Figures = dict[str, Any]
@@ -70,10 +70,6 @@ def circumstances(mesh: Mesh, data: PreparedData) -> Figures:
         "torch": str(torch.__version__),
         "dragoman": __version__,
     }
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else host.cpu_name()
 
 
 def forget_peak_memory(device: torch.device) -> None:

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from dragoman import runs
 from dragoman.config.schema import SPECIAL_TOKENS, Config, Subwords
-from dragoman.data.encode import MANIFEST_FORMAT, SIDES, Ints, PreparedData, id_files, id_type
+from dragoman.data.corpus import SIDES
+from dragoman.data.encode import MANIFEST_FORMAT, Ints, PreparedData, id_files, id_type
 from dragoman.data.subwords import EOS, VOCABULARY_FILE, Vocabulary, learn
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, wait_for_all

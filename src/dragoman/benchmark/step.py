@@ -18,7 +18,7 @@ from dragoman.benchmark import figures, kernels
 from dragoman.benchmark.sentences import opened
 from dragoman.benchmark.train import changed
 from dragoman.config import Config
-from dragoman.data.loader import Step, steps
+from dragoman.data.loader import Step
 from dragoman.parallel.mesh import joined
 from dragoman.training import optim
 from dragoman.training.spans import Clock
@@ -53,39 +53,33 @@ def measure_step(
         trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
         trainer.begin(resume=False)  # finds out how many rows fit
         figures.forget_peak_memory(mesh.device)
-        wrapped = trainer.wrapped()
+        take = partial(timed_update, trainer, trainer.wrapped())
         batches = cycle(on_device(trainer))
         for step in islice(batches, warmup):
-            timed_update(trainer, wrapped, step)
+            take(step)
         synchronize(mesh.device)
         chosen = list(islice(batches, count))
         start = time.perf_counter()
-        clocks = [timed_update(trainer, wrapped, step) for step in chosen]
+        clocks = [take(step) for step in chosen]
         synchronize(mesh.device)
         measured = summary(chosen, clocks, time.perf_counter() - start)
         found = figures.of_trainer(trainer, data, measured, peak_tflops)  # before the profiler takes memory of its own
         if profile:
-            found |= kernels.profile(
-                partial(timed_update, trainer, wrapped), islice(batches, PROFILED_STEPS), mesh.device
-            )
+            found |= kernels.profile(take, islice(batches, PROFILED_STEPS), mesh.device)
         return {"bench": "step", "warmup_steps": warmup, **found} if mesh.is_main else None
 
 
 def on_device(trainer: Trainer) -> list[Step]:
-    position = (trainer.state.position, trainer.stages, trainer.state.step)
-    stream = steps(trainer.train_data, trainer.packing, trainer.share, *position)
     device = trainer.mesh.device
     return [
         replace(step, micro_batches=[batch.to(device) for batch in step.micro_batches])
-        for step in islice(stream, BATCHES)
+        for step in islice(trainer.coming_steps(), BATCHES)
     ]
 
 
 def summary(chosen: list[Step], clocks: list[Clock], seconds: float) -> figures.Figures:
     """Speeds over all steps, and the median of every phase."""
-    tokens = {
-        f"{side}_tokens": sum(getattr(step, f"{side}_tokens") for step in chosen) for side in ("target", "source")
-    }
+    tokens = {key: sum(getattr(step, key) for step in chosen) for key in ("target_tokens", "source_tokens")}
     spent = [clock.seconds() for clock in clocks]
     return {
         "steps": len(chosen),

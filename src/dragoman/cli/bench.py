@@ -8,6 +8,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from dragoman.cli.hosts import Overrides
+from dragoman.cli.tell import table
 from dragoman.config import load_config
 from dragoman.runs import write_json
 
@@ -16,7 +18,6 @@ app = typer.Typer(
 )
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.")]
-Overrides = Annotated[Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps to measure.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps before that: compilation and the first allocations.")]
 Peak = Annotated[Optional[float], typer.Option(min=0.001, help="Of one device, for the MFU.", show_default="its own")]
@@ -119,30 +120,23 @@ def tell(found: dict[str, Any] | None, path: Path | None) -> None:
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
-    for table in tables(found):
-        console.print(table)
+    speeds = [
+        [label, "not known; see --peak-tflops" if found[key] is None else form.format(found[key]), unit]
+        for key, (label, form, unit) in ROWS.items()
+        if key in found
+    ]
+    table([f"bench {found['bench']}", "", "unit"], speeds)
+    if "kernels" in found:
+        kinds = [[kind, f"{spent:.3f}"] for kind, spent in found["kinds_ms_per_step"].items()]
+        table(["kind of work", "ms a step"], kinds)
+        table(["kernel", "ms a step", "share", "calls a step"], map(kernel_row, found["kernels"]))
     if "mfu" in found:
-        console.print(FORMULA)
+        Console(highlight=False).print(FORMULA)
     print(json.dumps(found, ensure_ascii=False))
     if path:
         write_json(path, found)
 
 
-def tables(found: dict[str, Any]) -> list[Any]:
-    from rich.table import Table
-
-    speeds = Table(f"bench {found['bench']}", "", "unit")
-    for key, (label, form, unit) in ROWS.items():
-        if key in found:
-            value = found[key]
-            speeds.add_row(label, "not known; see --peak-tflops" if value is None else form.format(value), unit)
-    if "kernels" not in found:
-        return [speeds]
-    kinds, kernels = Table("kind of work", "ms a step"), Table("kernel", "ms a step", "share", "calls a step")
-    for kind, spent in found["kinds_ms_per_step"].items():
-        kinds.add_row(kind, f"{spent:.3f}")
-    for each in found["kernels"]:
-        columns = f"{each['ms_per_step']:.3f}", f"{each['share']:.1%}", f"{each['calls_per_step']:g}"
-        kernels.add_row(each["name"][:100], *columns)
-    return [speeds, kinds, kernels]
+def kernel_row(kernel: dict[str, Any]) -> list[str]:
+    numbers = f"{kernel['ms_per_step']:.3f}", f"{kernel['share']:.1%}", f"{kernel['calls_per_step']:g}"
+    return [kernel["name"][:100], *numbers]

@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 
 from dragoman import runs
+from dragoman.cli import tell
 from dragoman.errors import RunError
 from dragoman.report.read import role
 
@@ -20,23 +21,25 @@ RunPath = Annotated[str, typer.Argument(help="Run folder.", show_default=False)]
 AnyPath = Annotated[Path, typer.Argument(help="Run folder, checkpoint or model folder.", show_default=False)]
 
 OF_RUN = "as in run.toml"
+# What a checkpoint is made of: how its files begin, and how many times the bytes of the weights they should have.
+PARTS: dict[str, tuple[tuple[str, ...], int]] = {
+    "weights": (("model.",), 1),
+    "moments": (("optimizer.", "moments-"), 2),
+    "weights of training beside their average": (("weights.",), 1),
+    "of single ranks": (("own-",), 0),
+}
 
 
 @app.command("list")
 def list_checkpoints(run: RunPath) -> None:
     """All checkpoints of a run: step, time, size, scores; the best one is marked."""
-    from rich.console import Console
-    from rich.table import Table
-
     from dragoman.config import recorded_config
 
     folder = runs.open_run(run)
     metric = recorded_config(folder.config).checkpoint.metric
-    best = runs.best_checkpoints(folder, metric)[:1]
-    table = Table("step", "written", "MB", "scores", "")
-    for path in runs.checkpoint_folders(folder):
-        table.add_row(f"{runs.step_of(path):,}", *told(path), "best" if path in best else "")
-    Console(highlight=False).print(table)
+    best, every = runs.best_checkpoints(folder, metric)[:1], runs.checkpoint_folders(folder)
+    rows = [[f"{runs.step_of(path):,}", *told(path), "best" if path in best else ""] for path in every]
+    tell.table(["step", "written", "MB", "scores", ""], rows)
 
 
 def told(checkpoint: Path) -> tuple[str, str, str]:
@@ -54,16 +57,12 @@ def told(checkpoint: Path) -> tuple[str, str, str]:
 @app.command()
 def inspect(path: AnyPath) -> None:
     """The files of a checkpoint, their roles and bytes; of a run, those of its newest one."""
-    from rich.console import Console
-    from rich.table import Table
-
     folder = chosen(path)[-1]
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     tensors = {name: tensor_bytes(folder / name) for name in sizes if name.endswith(".safetensors")}
-    table = Table("file", "role", "bytes", "tensors")
-    for name, size in sizes.items():
-        table.add_row(name, role(name), f"{size:,}", f"{len(tensors[name]):,}" if tensors.get(name) else "")
-    Console(highlight=False).print(table)
+    counts = {name: f"{len(found):,}" for name, found in tensors.items() if found}
+    rows = [[name, role(name), f"{size:,}", counts.get(name, "")] for name, size in sizes.items()]
+    tell.table(["file", "role", "bytes", "tensors"], rows)
     total = sum(sizes.values())
     print(f"{folder}: {total:,} bytes = {total / 1e6:,.1f} MB")
     tell_parts(folder, {name: sum(found) for name, found in tensors.items()}, total)
@@ -74,18 +73,10 @@ def tell_parts(folder: Path, held: dict[str, int], total: int) -> None:
     run = runs.run_around(folder)
     shape = runs.read_json(run.environment).get("model", {}) if run and run.environment.is_file() else {}
     expected = shape.get("weight_bytes", 0)
-    parts = {
-        "weights": (held.get("model.safetensors", 0), expected),
-        "moments": (
-            sum(size for name, size in held.items() if name.startswith(("optimizer.", "moments-"))),
-            2 * expected,
-        ),
-        "weights of training beside their average": (held.get("weights.safetensors", 0), expected),
-        "of single ranks": (sum(size for name, size in held.items() if name.startswith("own-")), 0),
-    }
-    for name, (size, predicted) in parts.items():
+    for part, (beginnings, times) in PARTS.items():
+        size = sum(count for name, count in held.items() if name.startswith(beginnings))
         if size:
-            print(f"  {name}: {size:,} bytes{compared(size, predicted)}")
+            print(f"  {part}: {size:,} bytes{compared(size, times * expected)}")
     print(f"  other (names of tensors, vocabulary, descriptions): {total - sum(held.values()):,} bytes")
 
 
@@ -125,10 +116,9 @@ def prune(
     sound = [path for path in runs.checkpoint_folders(folder) if runs.damage(path) is None]
     if not sound:
         raise RunError(f"{run}: has no sound checkpoint; nothing was removed")
-    given = zip(
-        (keep_last, keep_best, keep_every), (section.keep_last, section.keep_best, section.keep_every), strict=True
-    )
-    kept = runs.worth_keeping(sound, section.metric, *(usual if wish is None else wish for wish, usual in given))
+    wishes = {"keep_last": keep_last, "keep_best": keep_best, "keep_every": keep_every}
+    keep = [getattr(section, key) if wish is None else wish for key, wish in wishes.items()]
+    kept = runs.worth_keeping(sound, section.metric, *keep)
     for path in runs.checkpoint_folders(folder):
         if path not in kept:
             print(f"{'would remove' if dry_run else 'removed'} {path}")

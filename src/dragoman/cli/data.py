@@ -17,6 +17,10 @@ BAR_WIDTH, BESIDE_BARS = 30, 18  # characters: of a bar at most, and of the numb
 PIPE_WIDTH = 120
 SHORT = 16  # characters: a number, a name
 COLOURS = ("blue", "yellow")
+NOT_LISTED = {
+    "newstestNNNN-xx-yy": "test sets of WMT, 2008 to 2020; --from and --to say which there are",
+    "mtdata:ID": "any of the 290,000 corpora that mtdata knows (extra mtdata; `mtdata list -id` names them)",
+}
 
 
 @app.command("list")
@@ -30,20 +34,10 @@ def list_corpora(
     from dragoman.data import public
 
     found = public.listed(source, target)
-    rows = [
-        [corpus.name, f"{corpus.pairs:,}" if corpus.pairs else "", size_of(corpus), corpus.about] for corpus in found
-    ]
+    rows = [[each.name, f"{each.pairs:,}" if each.pairs else "", size_of(each), each.about] for each in found]
     if not (source and target):
-        rows += [[f"{name}-xx-yy", "", "", entry["about"]] for name, entry in public.table()["family"].items()]
-        rows += [
-            ["newstestNNNN-xx-yy", "", "", "test sets of WMT, 2008 to 2020; --from and --to say which there are"],
-            [
-                "mtdata:ID",
-                "",
-                "",
-                "any of the 290,000 corpora that mtdata knows (extra mtdata; `mtdata list -id` names them)",
-            ],
-        ]
+        families = {f"{name}-xx-yy": entry["about"] for name, entry in public.table()["family"].items()}
+        rows += [[name, "", "", about] for name, about in (families | NOT_LISTED).items()]
     Console(highlight=False).print(plain_table(["name", "pairs", "download", ""], rows))
 
 
@@ -69,19 +63,15 @@ def get(
     pairs = read_json(place / public.ORIGIN)["pairs"]
     print(f"{place}: " + ", ".join(f"{part} {number:,} pairs" for part, number in pairs.items()))
     recipe = Path("recipes") / f"{corpus.name}.toml"
-    print(
-        f"next: dragoman prepare {recipe}"
-        if recipe.is_file()
-        else f"for a run file:\n{public.data_keys(corpus, place)}"
-    )
+    keys = f"for a run file:\n{public.data_keys(corpus, place)}"
+    print(f"next: dragoman prepare {recipe}" if recipe.is_file() else keys)
 
 
 @app.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A prepared folder.", show_default=False)],
-) -> None:
+def verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.", show_default=False)]) -> None:
     """Read prepared data again and compare it with its checksums; exit code 2 when a file is damaged."""
-    from dragoman.data.encode import PARTS, PreparedData
+    from dragoman.data.corpus import PARTS
+    from dragoman.data.encode import PreparedData
 
     data = PreparedData(folder)
     for part in filter(data.has, PARTS):
@@ -116,13 +106,8 @@ def inspect(
     from dragoman.data import inspect as looking
     from dragoman.runs import write_text
 
-    reading = {
-        "source_lang": source,
-        "target_lang": target,
-        "format": form,
-        "source_key": keys[0],
-        "target_key": keys[1],
-    }
+    names = ("source_lang", "target_lang", "format", "source_key", "target_key")
+    reading = dict(zip(names, (source, target, form, *keys), strict=True))
     data = load_config(overrides=[f"data.{key}={toml_value(value)}" for key, value in reading.items()]).data
     with progress.shown() as shown:
         sections = looking.inspect(path, other, shown, data)

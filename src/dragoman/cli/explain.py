@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from dragoman.cli.hosts import Overrides, RunFile
 from dragoman.config import Config, load_config
 from dragoman.config.schedule import formula, learning_rate
 from dragoman.errors import ConfigError
@@ -16,10 +17,6 @@ from dragoman.report import units
 
 app = typer.Typer(help="What a run file means, before any run: lr, step, checkpoint, network.", no_args_is_help=True)
 
-RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
-Overrides = Annotated[
-    Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
-]
 PICTURES = (".svg", ".png")
 TARGET_PER_PAIR = 28.0  # subwords of a usual European sentence, where no prepared data says better
 LINKS_GBIT = (0.1, 1.0, 10.0, 100.0)
@@ -36,18 +33,15 @@ def lr(
     if picture and picture.suffix not in PICTURES:
         raise ConfigError([f"--picture {picture}: a picture ends in {' or '.join(PICTURES)}"], "explain lr")
     config = load_config(run_file, overrides)
-    rate, last = learning_rate(config), config.train.max_steps
+    rate, last, warm = learning_rate(config), config.train.max_steps, config.schedule.warmup_steps - 1
     print(formula(config))
     print("It depends on the step alone, neither on BLEU nor on a plateau of the loss. Steps are counted from 0.\n")
-    marks = {0, 1_000, config.schedule.warmup_steps - 1, 20_000, 50_000, 100_000, last // 2, last}
+    marks = {0, 1_000, warm, 20_000, 50_000, 100_000, last // 2, last}
     for step in sorted(mark for mark in marks if 0 <= mark <= last):
-        print(
-            f"{step:>12,}  {rate(step):.3g}{'   the end of the warm-up' if step == config.schedule.warmup_steps - 1 else ''}"
-        )
+        print(f"{step:>12,}  {rate(step):.3g}{'   the end of the warm-up' if step == warm else ''}")
     if csv:
-        csv.write_text(
-            "step,learning_rate\n" + "".join(f"{step},{rate(step):.9g}\n" for step in range(last)), encoding="utf-8"
-        )
+        rows = "".join(f"{step},{rate(step):.9g}\n" for step in range(last))
+        csv.write_text(f"step,learning_rate\n{rows}", encoding="utf-8")
         print(csv)
     if picture:
         from dragoman.report.charts import draw_rate
@@ -69,19 +63,15 @@ def step(
     config = load_config(run_file, overrides)
     train, (prepared, per_pair, ways) = config.train, data_of(config)
     pairs = pairs or prepared
-    tokens = train.batch_tokens * 0.98  # rows are about that full
+    slots, width = train.batch_tokens, train.tile_width
+    tokens = slots * 0.98  # rows are about that full
     print("A step is one update of all weights, from the gradients of all ranks and micro-batches.")
-    rows = train.batch_tokens // train.tile_width
-    print(
-        f"train.batch_tokens = {train.batch_tokens:,} target slots in {rows:,} rows of {train.tile_width}, over all ranks:"
-    )
-    print(
-        f"  {units.count(tokens)} target tokens, {tokens / per_pair:,.0f} sentence pairs of {per_pair:.1f} target tokens"
-    )
+    print(f"train.batch_tokens = {slots:,} target slots in {slots // width:,} rows of {width}, over all ranks:")
+    sentences = f"{tokens / per_pair:,.0f} sentence pairs of {per_pair:.1f} target tokens"
+    print(f"  {units.count(tokens)} target tokens, {sentences}")
     if gpus > 1:
-        print(
-            f"  {train.batch_tokens / gpus:,.0f} slots for each of {gpus} ranks; the update does not depend on how many there are"
-        )
+        each = f"{slots / gpus:,.0f} slots for each of {gpus} ranks"
+        print(f"  {each}; the update does not depend on how many there are")
     print(f"{train.max_steps:,} steps see {units.rough(train.max_steps * tokens, 'target tokens')}")
     if pairs:
         once = pairs * per_pair / tokens
@@ -138,10 +128,9 @@ def network(
     settings = [
         setting_of(config, nodes, gpus_per_node, step_seconds or 0.0, f"{link}gbit", 0.0) for link in LINKS_GBIT
     ]
-    count, frozen, ranks = settings[0].parameters, settings[0].frozen, settings[0].ranks
-    print(
-        f"{count + frozen:,} parameters, {units.size(4 * count)} of gradients in fp32, {nodes} nodes of {gpus_per_node}: {ranks} ranks"
-    )
+    first = settings[0]
+    model = f"{first.parameters + first.frozen:,} parameters, {units.size(4 * first.parameters)} of gradients in fp32"
+    print(f"{model}, {nodes} nodes of {gpus_per_node}: {first.ranks} ranks")
     heads = "".join(f"{units.link_speed(1000 * link):>20s}" for link in LINKS_GBIT)
     by_strategy = list(zip(*map(plan.forecasts, settings), strict=True))
     print(f"\n{'strategy':18s}{'a step, each way':>17s}{heads}")

@@ -174,31 +174,24 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
         )
     console.print(table)
     best = plan.recommended(choices)
-    keys = [
-        f'parallel.strategy = "{best.strategy}"',
-        *([f'parallel.wire = "{best.wire}"'] if best.wire != "fp32" else []),
-    ]
+    wire = f' and parallel.wire = "{best.wire}"' if best.wire != "fp32" else ""
     console.print(
         "exact: the same updates as one process. sent: by each host in a step. exposed: not hidden behind computing"
     )
     console.print(f"time and cost of {tokens:,.0f} target tokens at {price:g} a GPU and hour")
-    console.print(f"take {' and '.join(keys)}: {reason(setting, best, choices)}")
-    print(
-        json.dumps(
-            {"setting": asdict(setting), "forecasts": [asdict(each) for each in choices], "recommended": best.name}
-        )
-    )
+    console.print(f'take parallel.strategy = "{best.strategy}"{wire}: {reason(setting, best, choices)}')
+    found = {"setting": asdict(setting), "forecasts": [asdict(each) for each in choices], "recommended": best.name}
+    print(json.dumps(found))
 
 
 def reason(setting: plan.Setting, best: plan.Forecast, choices: list[plan.Forecast]) -> str:
     plain = choices[0]
     if best is plain:
-        return (
-            f"the exchange hides behind computing ({best.efficiency:.0%} of the time computes), and updates are exact"
-        )
+        computes = f"{best.efficiency:.0%} of the time computes"
+        return f"the exchange hides behind computing ({computes}), and updates are exact"
     gain = f"{plain.step_seconds / best.step_seconds:.1f} times faster than ddp, which would wait {1 - plain.efficiency:.0%} of the time"
     if best.exact:
         return f"{gain}; the same updates"
-    if best.strategy in ("local", "streaming"):
+    if best.strategy in plan.RARELY:
         return f"{gain}; hosts agree every {setting.inner_steps} steps, so updates are others than ddp's: see docs/distributed.md"
     return f"{gain}; gradients are rounded on the wire"

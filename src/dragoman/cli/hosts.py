@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -35,8 +37,6 @@ Interface = Annotated[
     str, typer.Option(help="Network interface that leads to the other hosts.", show_default="the one that works")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
-
-
 Fault = Annotated[
     Optional[str],
     typer.Option(help="See a run survive: kill, stop, hang, exit or drift:rank=R,step=S.", show_default=False),
@@ -116,7 +116,7 @@ def launch(
 
     need_no_reader()
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
-    again = " ".join(shlex.quote(word) for word in ["dragoman", *sys.argv[1:]])
+    again = shlex.join(["dragoman", *sys.argv[1:]])
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]
     environment = {"DRAGOMAN_COMMAND": again, **fault_environment(simulate_fault)}
     raise typer.Exit(launch_on_hosts(cluster, config, arguments, environment, restarts))
@@ -154,9 +154,6 @@ def doctor(
 
 def probe(count_bytes: int, device: str) -> None:
     """One rank of an all-reduce that the doctor times; first it says where it computes, which may be in the way of the rest."""
-    import os
-    import time
-
     import torch
 
     from dragoman.parallel.mesh import joined, pick_device

@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,6 +16,7 @@ import typer
 
 from dragoman import __version__
 from dragoman.cli import bench, checkpoints, data, evaluating, explain, exports, hosts, reading, serving, translating
+from dragoman.cli.hosts import Overrides, RunFile
 from dragoman.config import load_config, presets, to_toml
 from dragoman.errors import DragomanError
 from dragoman.runs import RunFolder
@@ -55,12 +58,6 @@ app.command()(reading.watch)
 class Engine(StrEnum):
     local = "local"
     ray = "ray"
-
-
-RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
-Overrides = Annotated[
-    Optional[list[str]], typer.Argument(help="section.key=value, as many as you like.", show_default=False)
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -119,9 +116,10 @@ def train(
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
     progress.need_no_reader()
+    command = ["train", run_file, *(overrides or [])]
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
-        arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
+        arguments = [*command, *(["--resume"] if resume else [])]
         run = RunFolder(config.run.folder)
         if engine is Engine.ray:
             raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, run))
@@ -132,8 +130,7 @@ def train(
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        nproc_option = ["--nproc", ranks] if ranks != "1" else []
-        own = " ".join(["dragoman", "train", run_file, *(overrides or []), *nproc_option])
+        own = " ".join(["dragoman", *command, *(["--nproc", ranks] if ranks != "1" else [])])
         again = os.environ.get("DRAGOMAN_COMMAND", own)  # of whoever started the ranks
         tell.trained(config.run.folder, f"{again.removesuffix(' --resume')} --resume", reason)
     if reason in stages.STOP_CODES:
@@ -158,8 +155,6 @@ def config(
 
 app.command()(exports.export)
 app.command("import")(exports.import_model)
-
-
 app.command()(serving.serve)
 
 
@@ -174,10 +169,16 @@ def demo(
     raise typer.Exit(run(folder, nproc))
 
 
+@cache
+def command() -> Callable[[], None]:
+    """The whole command line. Typer takes a while to build it: once a host, not once a rank (`cli.nursery`)."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """The border: a user's mistake becomes one line and exit code 2, everything else keeps its traceback."""
     try:
-        app()
+        command()()
     except DragomanError as error:
         fail(f"dragoman: {error}", error.exit_code)
     except BrokenPipeError:
@@ -201,6 +202,5 @@ def fail(line: str, code: int) -> None:
         sys.stderr.flush()
         # At once: everybody waits for this, and torch takes seconds to tidy up after a rank that is gone.
         os._exit(code)
-    else:
-        print(line, file=sys.stderr)
+    print(line, file=sys.stderr)
     sys.exit(code)

@@ -55,16 +55,13 @@ def bars() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
     from rich.table import Column
 
-    def whole() -> Column:
-        """On a narrow terminal the detail is cut, never the numbers before it."""
-        return Column(no_wrap=True)
-
+    whole = Column(no_wrap=True)  # on a narrow terminal the detail is cut, never the numbers before it
     columns = [
-        TextColumn("{task.description}", table_column=whole()),
-        BarColumn(bar_width=12, table_column=whole()),
-        MofNCompleteColumn(table_column=whole()),
-        TimeRemainingColumn(table_column=whole()),
-        TextColumn("left", table_column=whole()),
+        TextColumn("{task.description}", table_column=whole),
+        BarColumn(bar_width=12, table_column=whole),
+        MofNCompleteColumn(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
+        TextColumn("left", table_column=whole),
         TextColumn("{task.fields[detail]}"),
     ]
     with RichProgress(*columns, console=Console(stderr=True)) as display:
@@ -89,19 +86,16 @@ class PlainLines:
         self.printed: dict[str, float] = {}
 
     def __call__(self, stage: str, done: int, total: int, detail: str) -> None:
+        if stage in SENTENCES:
+            print(sentence(stage, done, total, detail), file=sys.stderr, flush=True)
+            return
         now = time.monotonic()
         start, first = self.began.setdefault(stage, (now, done))
         finished = total and done >= total
-        if not finished and stage not in SENTENCES and now - self.printed.get(stage, -PLAIN_SECONDS) < PLAIN_SECONDS:
+        if not finished and now - self.printed.get(stage, -PLAIN_SECONDS) < PLAIN_SECONDS:
             return
         self.printed[stage] = now
         rate = (done - first) / (now - start) if now > start else 0.0
-        print(self.line(stage, done, total, detail, rate), file=sys.stderr, flush=True)
-
-    @staticmethod
-    def line(stage: str, done: int, total: int, detail: str, rate: float) -> str:
-        if stage in SENTENCES:
-            return sentence(stage, done, total, detail)
         count = f" {done:,} of {total:,}" if total else f" {done:,}" if done else ""
         left = f", {(total - done) / rate:.0f} s left" if total > done and rate > 0 else ""
-        return f"{stage}{count} {detail}{left}".rstrip()
+        print(f"{stage}{count} {detail}{left}".rstrip(), file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -73,13 +74,10 @@ def follow(run: Path, every: float) -> None:
     from dragoman.report.measures import stop_reason
     from dragoman.report.terminal import view
 
-    console = Console()
-    try:
+    with suppress(KeyboardInterrupt):
         record = load_run(run)
-        with Live(view(record), console=console, auto_refresh=False) as live:
+        with Live(view(record), console=Console(), auto_refresh=False) as live:
             while not stop_reason(record):
                 time.sleep(every)
                 record = load_run(run)
                 live.update(view(record), refresh=True)
-    except KeyboardInterrupt:
-        pass

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    found = Table(*heads)
+    for row in rows:
+        found.add_row(*row)
+    Console(highlight=False).print(found)
 
 
 def prepared(folder: Path, manifest: dict[str, Any]) -> None:
@@ -42,22 +53,15 @@ def scores(results: list[dict[str, Any]]) -> None:
         for name, score in result["scores"].items():
             print(f"  {name.upper():5s} {score['score']:6.2f}   {score['signature']}")
             if name in other:
-                found = other[name]
-                words = "significant" if found["p_value"] < 0.05 else "may be chance"
-                print(
-                    f"        {found['difference']:+6.2f}   against {other['system']}: p = {found['p_value']:.3f}, {words}"
-                )
+                p, difference = other[name]["p_value"], other[name]["difference"]
+                words = "significant" if p < 0.05 else "may be chance"
+                print(f"        {difference:+6.2f}   against {other['system']}: p = {p:.3f}, {words}")
     if len(results) > 1:
         ranking(results)
 
 
 def ranking(results: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     names = list(results[0]["scores"])
-    table = Table("model", *names)
-    sign = 1 if names[0] == "ter" else -1
-    for result in sorted(results, key=lambda result: sign * result["scores"][names[0]]["score"]):
-        table.add_row(str(result["model"]), *(f"{score['score']:.2f}" for score in result["scores"].values()))
-    Console(highlight=False).print(table)
+    order = sorted(results, key=lambda result: result["scores"][names[0]]["score"], reverse=names[0] != "ter")
+    rows = [[str(each["model"]), *(f"{score['score']:.2f}" for score in each["scores"].values())] for each in order]
+    table(["model", *names], rows)

@@ -96,15 +96,14 @@ def translate(
         request = request_for(read_description(folder).translate, **asked)
         with progress.shown() as shown:
             found = crew.search_together(together, folder, opening, texts, request, options, shown)
-        write(told(texts, found, as_json), output)
-        return
-    translator = Translator.read(folder, **opening)
-    request = translator.request(**asked)
-    if texts is None:
-        converse(translator, request, options, as_json)
-        return
-    with progress.shown() as shown:
-        found = translator.search(texts, request, progress=shown, **options)
+    else:
+        translator = Translator.read(folder, **opening)
+        request = translator.request(**asked)
+        if texts is None:
+            converse(translator, request, options, as_json)
+            return
+        with progress.shown() as shown:
+            found = translator.search(texts, request, progress=shown, **options)
     write(told(texts, found, as_json), output)
 
 

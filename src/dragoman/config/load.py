@@ -19,10 +19,11 @@ from dragoman.errors import ConfigError
 
 Tables = dict[str, Any]
 
+PRESETS = resources.files("dragoman.config") / "presets"
+
 
 def presets() -> list[str]:
-    folder = resources.files("dragoman.config") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in PRESETS.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_config(
@@ -68,8 +69,7 @@ def read_preset(name: Any, problems: list[str]) -> Tables:
     if name not in presets():
         problems.append(f"preset = {name!r} is not known; choose one of {', '.join(presets())}")
         return {}
-    text = (resources.files("dragoman.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def merge(into: Tables, given: Tables) -> None:
@@ -220,9 +220,8 @@ def type_name(field: FieldInfo) -> str:
         return "one of " + ", ".join(json.dumps(choice) for choice in choices)
     if get_origin(annotation) is dict:
         return "table of numbers"
-    if words := [
-        word for part in parts for word in get_args(part) if isinstance(word, str)
-    ]:  # a number, or one of these
+    words = [word for part in parts for word in get_args(part) if isinstance(word, str)]
+    if words:  # a number, or one of these
         return " or ".join(["whole number", *map(json.dumps, words)])
     limits = [f"{name} {bound}" for rule in field.metadata for name, bound in limits_of(rule)]
     plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}

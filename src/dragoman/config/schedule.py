@@ -16,15 +16,7 @@ def learning_rate(config: Config) -> LearningRate:
     schedule = config.schedule
     if schedule.policy == "transformer":
         return lambda step: transformer(step, schedule, config.model.d_model)
-    decay_steps = decay_length(config)
-    shape = {
-        "fixed": fixed,
-        "piecewise": piecewise,
-        "exponential": exponential,
-        "polynomial": polynomial,
-        "cosine": cosine,
-        "inverse_polynomial": inverse_polynomial,
-    }[schedule.policy]
+    shape, decay_steps = SHAPES[schedule.policy], decay_length(config)
     return lambda step: warmed_up(step, schedule, shape(step, schedule, decay_steps))
 
 
@@ -54,9 +46,9 @@ def schedule_end(config: Config) -> int | None:
     schedule = config.schedule
     if schedule.policy in ("transformer", "fixed", "exponential"):
         return None
-    return (
-        max(schedule.boundaries) + 1 if schedule.policy == "piecewise" else decay_begin(schedule) + decay_length(config)
-    )
+    if schedule.policy == "piecewise":
+        return max(schedule.boundaries) + 1
+    return decay_begin(schedule) + decay_length(config)
 
 
 def progress(step: int, schedule: Schedule, decay_steps: int) -> float:
@@ -75,9 +67,9 @@ def piecewise(step: int, schedule: Schedule, decay_steps: int) -> float:
 
 def exponential(step: int, schedule: Schedule, decay_steps: int) -> float:
     periods = max(step - decay_begin(schedule), 0) / decay_steps
-    return schedule.learning_rate * math.pow(
-        schedule.decay_rate, math.floor(periods) if schedule.staircase else periods
-    )
+    if schedule.staircase:
+        periods = math.floor(periods)
+    return schedule.learning_rate * math.pow(schedule.decay_rate, periods)
 
 
 def polynomial(step: int, schedule: Schedule, decay_steps: int) -> float:
@@ -94,6 +86,10 @@ def inverse_polynomial(step: int, schedule: Schedule, decay_steps: int) -> float
     """learning_rate / (1 + scale * n)^power, with the scale that reaches min_learning_rate after decay_steps."""
     scale = math.pow(schedule.learning_rate / schedule.min_learning_rate, 1.0 / schedule.power) - 1.0
     return schedule.learning_rate / math.pow(1.0 + scale * progress(step, schedule, decay_steps), schedule.power)
+
+
+# By the names of policies.
+SHAPES = {shape.__name__: shape for shape in (fixed, piecewise, exponential, polynomial, cosine, inverse_polynomial)}
 
 
 def formula(config: Config) -> str:
@@ -116,9 +112,7 @@ def formula(config: Config) -> str:
         "cosine": f"falls along a cosine to {schedule.min_learning_rate:g} over {decay_steps:,} steps",
         "inverse_polynomial": f"falls inversely with power {schedule.power:g} to {schedule.min_learning_rate:g} over {decay_steps:,} steps",
     }
-    start = (
-        f"{warmup} to {schedule.learning_rate:g}, then"
-        if schedule.warmup_steps
-        else f"starts at {schedule.learning_rate:g} and"
-    )
+    start = f"starts at {schedule.learning_rate:g} and"
+    if schedule.warmup_steps:
+        start = f"{warmup} to {schedule.learning_rate:g}, then"
     return f"policy {schedule.policy}: the rate {start} {shapes[schedule.policy]}"

@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property, reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,18 +141,15 @@ def counted(block: Block, spaced: Spaced) -> Ints:
 
 
 def copied(spaced: Spaced) -> Filter:
-    return lambda block: np.logical_and(
-        bools(pc.equal(*block.sides)), counted(block, spaced).max(axis=0) >= COPY_FROM_WORDS
-    )
+    return lambda block: bools(pc.equal(*block.sides)) & (counted(block, spaced).max(axis=0) >= COPY_FROM_WORDS)
 
 
 def held_out_before(held_out: Iterable[Pair], spaced: Spaced, repairs: Iterable[Repair]) -> Filter:
     """A training pair with a side that is a validation or test sentence would make the scores a lie. One or two words are
     everybody's: such a pair goes only if both of its sides are held out. Training text is compared as it is after repairs, so
     held-out text is too."""
-    known = [
-        one_of(reduce(lambda text, mend: mend(text), repairs, text_of(side))) for side in zip(*held_out, strict=True)
-    ]
+    sides = [reduce(lambda text, mend: mend(text), repairs, text_of(side)) for side in zip(*held_out, strict=True)]
+    known = [one_of(side) for side in sides]
 
     def overlap(block: Block) -> Bools:
         if not known:
@@ -223,8 +220,7 @@ def wrong_language(languages: tuple[str, str]) -> Check:
     return foreign
 
 
-@cache
-def own_filter(name: str) -> Check:
+def own_function(name: str) -> Any:
     """The function(source, target) that `package.module:function` names; looked for in the current folder too."""
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:
@@ -236,6 +232,11 @@ def own_filter(name: str) -> Check:
         raise DataError(f'clean.own = "{name}": cannot be imported ({what}); write "package.module:function"') from None
     if not callable(check):
         raise DataError(f'clean.own = "{name}": is no function(source, target), but {type(check).__name__}')
+    return check
+
+
+def own_filter(name: str) -> Check:
+    check = own_function(name)
 
     def judged(*pair: str) -> str | None:
         try:
@@ -244,13 +245,12 @@ def own_filter(name: str) -> Check:
             raise DataError(f'clean.own = "{name}": {type(error).__name__}: {error}, at the pair {pair}') from error
         return str(reason) if reason else None
 
-    judged.__wrapped__ = check  # type: ignore[attr-defined]
     return judged
 
 
 def source_file(name: str) -> Path:
     """Where a filter of one's own is written: its text is part of the settings."""
-    function: Any = own_filter(name).__wrapped__  # type: ignore[attr-defined]
+    function = own_function(name)
     try:
         return Path(inspect.getsourcefile(function) or __file__)
     except TypeError:  # an object that can be called, such as a partial
@@ -362,7 +362,8 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
 def checked(raw: Iterable[RawPair], name: str) -> Block:
     """Pairs of a validation or test set. Dropping one would change the scores, so a bad one is refused."""
     block, reasons, _ = Cleaner({}, dict([EMPTY, CONTROLS, LONG]))(list(raw))
-    for place in sorted(reasons):
+    if reasons:
+        place = min(reasons)
         raise DataError(
             f"{name}, line {place + 1:,}: {reasons[place]}. Validation and test sets are taken whole; mend the line or remove it "
             "on both sides"

@@ -17,6 +17,8 @@ Pair = tuple[str, str]
 RawPair = formats.RawPair
 Text = Any  # pa.LargeStringArray: one line a place
 
+PARTS = ("train", "valid", "test")
+SIDES = ("source", "target")
 TWO_FILES = ("lines", "sgm")
 SUFFIXES = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".tmx": "tmx", ".sgm": "sgm", ".sgml": "sgm"}
 
@@ -28,8 +30,8 @@ class CorpusSpec:
     name: str
     paths: tuple[Path, ...]  # source and target, or one file of pairs
     format: str  # lines, sgm, tsv, jsonl or tmx
-    keys: formats.Names = ("source", "target")  # of JSON lines
-    langs: formats.Names = ("en", "de")
+    keys: formats.Names  # of JSON lines
+    langs: formats.Names
 
 
 def corpora_of(data: Data) -> list[CorpusSpec]:
@@ -43,7 +45,7 @@ def corpora_of(data: Data) -> list[CorpusSpec]:
 
 def held_out(data: Data, part: str) -> CorpusSpec:
     """The files of one part."""
-    source, target = (getattr(data, f"{part}_{side}") for side in ("source", "target"))
+    source, target = (getattr(data, f"{part}_{side}") for side in SIDES)
     return spec_of(data, two_sides(data, part, source, target), f"data.{part}_source = ")
 
 
@@ -58,13 +60,9 @@ def two_sides(data: Data, name: str, source: str, target: str) -> Corpus:
 def spec_of(data: Data, corpus: Corpus, where: str) -> CorpusSpec:
     corpus = unzipped(data, corpus)
     names = (corpus.pairs,) if corpus.pairs else (corpus.source, corpus.target)
-    return CorpusSpec(
-        corpus.name,
-        tuple(map(Path, names)),
-        format_of(corpus, f"{where}{names[0]!r}" if where else names[0]),
-        (corpus.source_key, corpus.target_key),
-        (data.source_lang, data.target_lang),
-    )
+    form = format_of(corpus, f"{where}{names[0]!r}" if where else names[0])
+    keys, langs = (corpus.source_key, corpus.target_key), (data.source_lang, data.target_lang)
+    return CorpusSpec(corpus.name, tuple(map(Path, names)), form, keys, langs)
 
 
 def unzipped(data: Data, corpus: Corpus) -> Corpus:
@@ -142,10 +140,8 @@ def input_files(config: Config) -> dict[str, str]:
     data = config.data
     named = {"subwords.model": config.subwords.model}
     if data.corpus == "files":
-        for part in ("train", "valid", "test"):
-            named |= {f"data.{part}_{side}": getattr(data, f"{part}_{side}") for side in ("source", "target")}
+        for part in PARTS:
+            named |= {f"data.{part}_{side}": getattr(data, f"{part}_{side}") for side in SIDES}
         for corpus in data.corpora:
-            named |= {
-                f"data.corpora.{corpus.name}.{key}": getattr(corpus, key) for key in ("source", "target", "pairs")
-            }
+            named |= {f"data.corpora.{corpus.name}.{key}": getattr(corpus, key) for key in (*SIDES, "pairs")}
     return {key: name for key, name in named.items() if name}

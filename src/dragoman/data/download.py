@@ -13,7 +13,6 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,23 +144,19 @@ def append(part: Path, response: Any, start: int, total: int, progress: runs.Pro
     stage = f"getting {PART.sub('', part.name)}"
     with part.open("r+b" if start else "wb") as file:
         file.seek(start)
-        for chunk in chunks(response):
+        while chunk := received(response):
             file.write(chunk)
             done += len(chunk)
             rate = (done - start) / 1e6 / max(1e-3, time.monotonic() - began)
             progress(stage, done // 10**6, max(total, 0) // 10**6, f"MB, {rate:.1f} MB/s")
 
 
-def chunks(response: Any) -> Iterator[bytes]:
+def received(response: Any) -> bytes:
     """Errors of the network become MirrorFailed here, so that those of the disk stay what they are."""
-    while True:
-        try:
-            chunk = response.read1(CHUNK_BYTES)
-        except NETWORK_ERRORS as error:
-            raise MirrorFailed(reason_of(error)) from None
-        if not chunk:
-            return
-        yield chunk
+    try:
+        return bytes(response.read1(CHUNK_BYTES))
+    except NETWORK_ERRORS as error:
+        raise MirrorFailed(reason_of(error)) from None
 
 
 def place(response: Any) -> tuple[int, int]:

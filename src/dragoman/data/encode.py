@@ -23,16 +23,14 @@ import pyarrow.compute as pc
 from dragoman import runs
 from dragoman.config.schema import Config
 from dragoman.data.clean import Block
-from dragoman.data.corpus import Pair, Text
-from dragoman.data.shards import DUPLICATES, Reasons, Shard, column, finished, read_cleaned, read_shards
+from dragoman.data.corpus import SIDES, Pair, Text
+from dragoman.data.shards import DUPLICATES, Reasons, Shard, column, read_cleaned, read_shards
 from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary, cutter_for
 from dragoman.errors import DataError
 from dragoman.runs import MANIFEST, read_json
 
 Ints = npt.NDArray[np.int64]
 
-SIDES = ("source", "target")
-PARTS = ("train", "valid", "test")
 MANIFEST_FORMAT = 1
 
 
@@ -99,8 +97,7 @@ def encode_shard(
     """Turn one cleaned shard into ids, without duplicates and without training pairs of more than data.max_tokens subwords.
     Its text is written again, so that text and ids agree; where there are variants, those of a pair follow each other."""
     max_tokens = config.data.max_tokens if part == "train" else None
-    before = finished(cleaned, name)
-    assert before is not None
+    before = Shard(**runs.read_json(cleaned / f"{name}.json"))
     shard = Shard(name, before.corpus, read_pairs=before.pairs)
     block = read_cleaned(cleaned / f"{name}.arrow")
     path = stage.parent / VOCABULARY_FILE
@@ -120,9 +117,8 @@ def encode_shard(
         names = [*DUPLICATES, f"over {max_tokens} subwords"]
         for place in np.flatnonzero(reasons).tolist():
             shard.drop(names[reasons[place]], numbers[place].as_py(), block.pair(place))
-    write_shard(
-        stage, shard, fresh.only(fits), [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
-    )
+    kept = [together([sides[side].only(fits) for sides in variants]) for side in (0, 1)]
+    write_shard(stage, shard, fresh.only(fits), kept)
     return shard
 
 
@@ -138,10 +134,8 @@ def together(variants: list[Side]) -> Side:
         return variants[0]
     lengths = np.stack([side.lengths for side in variants], axis=1).ravel()
     bases = np.cumsum([0] + [len(side.ids) for side in variants[:-1]])
-    starts = np.stack(
-        [base + side.ends - side.lengths for base, side in zip(bases, variants, strict=True)], axis=1
-    ).ravel()
-    ends = np.cumsum(lengths)
+    each = [base + side.ends - side.lengths for base, side in zip(bases, variants, strict=True)]
+    starts, ends = np.stack(each, axis=1).ravel(), np.cumsum(lengths)
     place = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
     return Side(np.concatenate([side.ids for side in variants])[place], ends)
 
@@ -151,8 +145,7 @@ def write_shard(stage: Path, shard: Shard, block: Block, sides: list[Side]) -> N
     shard.pairs = len(block)
     shard.sizes = {"rows": len(sides[0].ends), "unknown_tokens": 0, "longest": 0}
     for name, text, side in zip(SIDES, block.sides, sides, strict=True):
-        shard.sizes[f"{name}_bytes"] = pc.sum(pc.binary_length(text)).as_py() or 0
-        shard.sizes[f"{name}_bytes"] += len(text)
+        shard.sizes[f"{name}_bytes"] = (pc.sum(pc.binary_length(text)).as_py() or 0) + len(text)
         shard.sizes[f"{name}_tokens"] = len(side.ids)
         shard.sizes["unknown_tokens"] += int((side.ids == UNK).sum())
         shard.sizes["longest"] = max(shard.sizes["longest"], int(side.lengths.max(initial=0)))
@@ -191,23 +184,6 @@ def id_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary_size <= 2**16 else np.uint32
 
 
-def read_encoded(folder: Path, part: str, vocabulary: Vocabulary) -> Encoded:
-    sides = []
-    for name, size in zip(SIDES, (len(vocabulary.source), len(vocabulary)), strict=True):
-        dtype = id_type(size)
-        path = folder / f"{part}.{name}.ids"
-        try:
-            ends = np.load(folder / f"{part}.{name}.ends.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{folder}: the index of {path.name} is damaged ({error}); prepare again with --force"
-            ) from None
-        if not len(ends) or path.stat().st_size != ends[-1] * np.dtype(dtype).itemsize:
-            raise DataError(f"{path}: not as long as its index says; prepare the data again with --force")
-        sides.append(Side(np.memmap(path, dtype=dtype, mode="r"), ends))
-    return Encoded(*sides)
-
-
 class PreparedData:
     """A prepared folder, opened for reading."""
 
@@ -237,19 +213,29 @@ class PreparedData:
 
     def check(self, *parts: str) -> None:
         """Raise an error that names the damaged file, when there is one."""
-        if self.vocabulary.digest() != self.manifest["vocabulary"]["digest"]:
-            raise self.damaged(f"{VOCABULARY_FILE} is not as it was written (checksum)")
+        sound = self.vocabulary.digest() == self.manifest["vocabulary"]["digest"]
+        problem = None if sound else f"{VOCABULARY_FILE} is not as it was written (checksum)"
         for part in parts:
-            if problem := self.damage(part):
-                raise self.damaged(problem)
-
-    def damaged(self, problem: str) -> DataError:
-        return DataError(
-            f"{self.folder}: {problem}; copy it anew from where it is sound, or prepare again with --force"
-        )
+            problem = problem or self.damage(part)
+        if problem:
+            raise DataError(
+                f"{self.folder}: {problem}; copy it anew from where it is sound, or prepare again with --force"
+            )
 
     def encoded(self, part: str) -> Encoded:
-        return read_encoded(self.folder, part, self.vocabulary)
+        sides = []
+        for name, vocabulary in zip(SIDES, (self.vocabulary.source, self.vocabulary), strict=True):
+            path, dtype = self.folder / f"{part}.{name}.ids", id_type(len(vocabulary))
+            try:
+                ends = np.load(path.with_suffix(".ends.npy"), mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"{self.folder}: the index of {path.name} is damaged ({error}); prepare again with --force"
+                ) from None
+            if not len(ends) or path.stat().st_size != ends[-1] * np.dtype(dtype).itemsize:
+                raise DataError(f"{path}: not as long as its index says; prepare the data again with --force")
+            sides.append(Side(np.memmap(path, dtype=dtype, mode="r"), ends))
+        return Encoded(*sides)
 
     def has(self, part: str) -> bool:
         return part in self.manifest

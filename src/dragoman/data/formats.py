@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from xml.sax.saxutils import unescape
 
 from defusedxml import ElementTree
@@ -15,7 +16,6 @@ from dragoman.data.languages import code_of
 from dragoman.data.streams import LONGEST_LINE_BYTES, TOO_LONG, in_words, lines, open_text
 from dragoman.errors import DataError
 
-Item = TypeVar("Item")
 RawPair = tuple[bytes, bytes]
 Names = tuple[str, str]  # of the source side and of the target side
 
@@ -29,21 +29,18 @@ MARKUP = {"bpt", "ept", "it", "ph", "ut"}  # inside a TMX segment: codes of some
 
 
 def line_pairs(source: Path, target: Path) -> Iterator[RawPair]:
-    """Aligned lines, without line ends. Files of unequal length are refused with both counts."""
-    with open_text(source) as source_stream, open_text(target) as target_stream:
-        yield from aligned(source, lines(source, source_stream), target, lines(target, target_stream), "lines")
+    """Aligned lines, without line ends."""
+    return aligned(source, target, lines, "lines")
 
 
 def sgm_pairs(source: Path, target: Path) -> Iterator[RawPair]:
     """Segments of a test set of the WMT shared tasks: a srcset and a refset."""
-    with open_text(source) as source_stream, open_text(target) as target_stream:
-        sides = (segments(path, lines(path, file)) for path, file in ((source, source_stream), (target, target_stream)))
-        yield from aligned(source, next(sides), target, next(sides), "segments")
+    return aligned(source, target, segments, "segments")
 
 
-def segments(path: Path, sgm: Iterator[bytes]) -> Iterator[bytes]:
+def segments(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     held, found = b"", False
-    for line in sgm:
+    for line in lines(path, stream):
         held += b" " + line
         *whole, held = SEGMENT.split(held)  # what lies between segments, and every second time a segment
         for text in whole[1::2]:
@@ -55,25 +52,20 @@ def segments(path: Path, sgm: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def aligned(
-    source: Path, sources: Iterator[Item], target: Path, targets: Iterator[Item], unit: str
-) -> Iterator[tuple[Item, Item]]:
-    count = 0
-    for source_item in sources:
-        target_item = next(targets, None)
-        if target_item is None:
-            raise unequal(source, count + 1 + sum(1 for _ in sources), target, count, unit)
-        yield source_item, target_item
-        count += 1
-    more = sum(1 for _ in targets)
-    if more:
-        raise unequal(source, count, target, count + more, unit)
-
-
-def unequal(source: Path, source_count: int, target: Path, target_count: int, unit: str) -> DataError:
-    return DataError(
-        f"{source} has {source_count:,} {unit} and {target} has {target_count:,}: the sides must be aligned one to one; "
-        "find what is missing or take the corpus again from its origin"
-    )
+    source: Path, target: Path, read: Callable[[Path, BinaryIO], Iterator[bytes]], unit: str
+) -> Iterator[RawPair]:
+    """Files of unequal length are refused with both counts."""
+    with open_text(source) as source_stream, open_text(target) as target_stream:
+        sources, targets = read(source, source_stream), read(target, target_stream)
+        for count, (one, other) in enumerate(zip_longest(sources, targets)):
+            if one is None or other is None:
+                more = count + 1 + sum(1 for _ in sources) + sum(1 for _ in targets)  # one of them is at its end
+                source_count, target_count = (count, more) if one is None else (more, count)
+                raise DataError(
+                    f"{source} has {source_count:,} {unit} and {target} has {target_count:,}: the sides must be aligned "
+                    "one to one; find what is missing or take the corpus again from its origin"
+                )
+            yield one, other
 
 
 # --- one file of pairs -------------------------------------------------------------------------------------

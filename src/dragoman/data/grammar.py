@@ -433,6 +433,7 @@ _SENTENCES: tuple[Callable[[Writer], Pair], ...] = (
 
 # -- corpora -----------------------------------------------------------------------------------------------------------
 _SYMBOLS = tuple("abcdefghijklmnop")
+ROW_LENGTHS = (5, 50)  # shortest and longest row of symbols
 
 
 def grammar_pairs(count: int, seed: int, *, part: str = "train") -> Iterator[tuple[str, str]]:
@@ -440,17 +441,12 @@ def grammar_pairs(count: int, seed: int, *, part: str = "train") -> Iterator[tup
     return _of_part(Writer(_random(seed, part)).sentence, count, part)
 
 
-def reversal_pairs(
-    count: int, seed: int, *, part: str = "train", shortest: int = 5, longest: int = 50
-) -> Iterator[tuple[str, str]]:
-    """The toy task: rows of `shortest` to `longest` symbols, and the same rows backwards."""
-    if not 1 <= shortest <= longest:
-        raise DataError(f"cannot draw rows of {shortest} to {longest} symbols: 1 <= shortest <= longest must hold")
+def reversal_pairs(count: int, seed: int, *, part: str = "train") -> Iterator[tuple[str, str]]:
+    """The toy task: rows of symbols, and the same rows backwards."""
     random = _random(seed, part)
 
     def draw() -> Pair:
-        length = random.randint(shortest, longest)
-        row = random.choices(_SYMBOLS, k=length)
+        row = random.choices(_SYMBOLS, k=random.randint(*ROW_LENGTHS))
         return Pair(" ".join(row), " ".join(reversed(row)))
 
     return _of_part(draw, count, part)
@@ -463,8 +459,6 @@ def part_of(source: str) -> str:
 
 
 def _random(seed: int, part: str) -> Random:
-    if part not in ("train", "valid", "test"):
-        raise DataError(f"unknown part {part!r} of a generated corpus: it is 'train', 'valid' or 'test'")
     return Random(f"{seed}-{part}")  # a text seeds alike on every platform
 
 

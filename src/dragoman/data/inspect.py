@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 
 from dragoman import runs
 from dragoman.config.schema import Data
-from dragoman.data.clean import LOST, Block, bools, either, text_of
-from dragoman.data.corpus import Pair, RawPair, Text, raw_pairs
-from dragoman.data.encode import SIDES, PreparedData
+from dragoman.data.clean import DIGIT, LOST, Block, bools, either, text_of
+from dragoman.data.corpus import PARTS, SIDES, Pair, RawPair, Text, raw_pairs
+from dragoman.data.encode import PreparedData
 from dragoman.data.shards import chunks, hashes, read_shards
 from dragoman.data.subwords import UNK
 from dragoman.errors import DataError
@@ -39,7 +39,6 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 LENGTH_EDGES = (0, 1, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150)
 RATIO_EDGES = (0, 1 / 3, 1 / 2, 2 / 3, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3)
 URL = re.compile(r"https?://[^\s\"'<>)]+|www\.[^\s\"'<>)]+")
-DIGIT = re.compile(r"\d")
 ODD = ("an empty side", "both sides the same", f"not UTF-8, or already damaged ({LOST})", "misaligned suspects")
 
 
@@ -91,9 +90,8 @@ class Measured:
         self.suspects: list[tuple[float, int, str, str, str]] = []
 
     def add(self, block: Block) -> None:
-        sizes = [
-            [bools(function(text)) for text in block.sides] for function in (pc.binary_length, words, pc.utf8_length)
-        ]
+        measures = pc.binary_length, words, pc.utf8_length
+        sizes = [[bools(measure(text)) for text in block.sides] for measure in measures]
         self.sums += np.sum(sizes, axis=2)
         self.sums[0] += len(block)  # line ends
         key, first = hashes(block), self.pairs + 1
@@ -199,18 +197,15 @@ def spread(values: Any, form: str) -> list[str]:
 
 def parts_section(data: PreparedData) -> Section:
     keys = ("pairs", "source_tokens", "target_tokens", "longest")
-    parts = [part for part in ("train", "valid", "test") if data.has(part)]
-    rows = [[part, *(f"{data.manifest[part].get(key, 0):,}" for key in keys)] for part in parts]
+    rows = [[part, *(f"{data.manifest[part].get(key, 0):,}" for key in keys)] for part in PARTS if data.has(part)]
     return Section("Prepared", ["", "pairs", "source subwords", "target subwords", "longest side"], rows)
 
 
 def vocabulary_sections(data: PreparedData, found: Measured) -> list[Section]:
     encoded, sizes = data.encoded("train"), (len(data.vocabulary.source), len(data.vocabulary))
-    rows, lengths = [], []
+    sides, rows, lengths = (encoded.source, encoded.target), [], []
     variants = data.manifest["train"].get("variants", 1)  # of every line of text
-    for name, side, words, size in zip(
-        SIDES, (encoded.source, encoded.target), found.sums[1].tolist(), sizes, strict=True
-    ):
+    for name, side, words, size in zip(SIDES, sides, found.sums[1].tolist(), sizes, strict=True):
         uses = np.zeros(size, dtype=np.int64)
         for at in range(0, len(side.ids), 2**24):
             uses += np.bincount(side.ids[at : at + 2**24], minlength=size)
@@ -236,13 +231,11 @@ def dropped_sections(data: PreparedData) -> list[Section]:
         sections.append(Section("By corpus", ["corpus", "", "pairs", "of those read"], by_corpus))
     if repaired := account(train, "repaired"):
         sections.append(Section("Repaired", ["what", "pairs", "of those read"], repaired))
-    shown: Counter[tuple[str, str]] = Counter()
-    samples, header = [], [*(["corpus"] if len(corpora) > 1 else []), "reason", "line", *SIDES]
-    for row in runs.read_rows(data.folder / "samples.jsonl"):
-        kind = str(row.get("corpus")), str(row.get("reason"))
-        shown[kind] += 1
-        if shown[kind] <= SAMPLES_PER_REASON:
-            samples.append([clipped(str(row.get(key, ""))) for key in header])
+    header = [*(["corpus"] if len(corpora) > 1 else []), "reason", "line", *SIDES]
+    samples: list[list[str]] = []
+    dropped = runs.read_rows(data.folder / "samples.jsonl")  # sorted by corpus and reason
+    for _, some in groupby(dropped, lambda row: (row.get("corpus"), row.get("reason"))):
+        samples += [[clipped(str(row.get(key, ""))) for key in header] for row in islice(some, SAMPLES_PER_REASON)]
     if samples:
         sections.append(Section("Samples of what was dropped", header, samples))
     return sections

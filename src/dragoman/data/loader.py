@@ -148,14 +148,9 @@ def one_step(
     data: Encoded, lengths: tuple[Lengths, Lengths], rows: list[Row], width: int, share: Share, behind: Position
 ) -> Step:
     pairs = np.fromiter(chain.from_iterable(rows), np.int64)
-    return Step(
-        [tiles(data, part, width) for part in share.deal(rows)],
-        int(lengths[0][pairs].sum()),
-        int(lengths[1][pairs].sum()),
-        len(pairs),
-        share.rows * width,
-        behind,
-    )
+    source_tokens, target_tokens = (int(side[pairs].sum()) for side in lengths)
+    micro_batches = [tiles(data, part, width) for part in share.deal(rows)]
+    return Step(micro_batches, source_tokens, target_tokens, len(pairs), share.rows * width, behind)
 
 
 def once(data: Encoded, width: int, slots: int, rank: int, world: int) -> Iterator[tuple[Batch, int]]:

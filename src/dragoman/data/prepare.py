@@ -15,35 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from dragoman import runs
 from dragoman.config.schema import Config, Subwords
 from dragoman.cores import usable_cores
 from dragoman.data import clean
-from dragoman.data.corpus import RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
+from dragoman.data.corpus import PARTS, RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.languages import is_spaced
-from dragoman.data.shards import (
-    SAMPLES,
-    Reasons,
-    Shard,
-    chunks,
-    clean_chunk,
-    column,
-    duplicates,
-    finished,
-    read_cleaned,
-    write_cleaned,
-)
+from dragoman.data.shards import SAMPLES, Reasons, Shard, check_set, chunks, clean_chunk, duplicates, read_cleaned
 from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn, model_bytes
 from dragoman.data.workers import Crew, Task, Tasks
 from dragoman.errors import DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
 
-PARTS = ("train", "valid", "test")
 SAMPLES_FILE = "samples.jsonl"
 MOST_UNIGRAM = 40_000_000  # characters to learn from; SentencePiece takes up to 33 bytes for each
 MOST_UNSPACED = 4_000_000  # without spaces, where a sentence is one word: up to 154 bytes, and time grows faster still
@@ -81,9 +68,8 @@ def prepare(
     check_inputs(config.data)
     if config.subwords.model:
         Vocabulary(config.subwords.model)
-    begun = runs.digest_of(
-        [key, stages]
-    )  # with our version: an upgrade does not go on with half of an older one's work
+    # With our version: an upgrade does not go on with half of an older one's work.
+    begun = runs.digest_of([key, stages])
     with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
             take_over(folder, fresh, stages)
@@ -223,19 +209,17 @@ class Preparation:
     def checked(self, part: str) -> list[Shard]:
         """A validation or test set: taken whole, or refused."""
         (corpus, raw), name = next(corpora(part, self.config)), f"{part}-00000"
-        if not (shard := finished(self.cleaned, name)):
-            block = clean.checked(raw, corpus)
-            shard = Shard(name, corpus, read_pairs=len(block))
-            write_cleaned(self.cleaned, shard, block, np.arange(1, len(block) + 1))
+        shard = Shard.finished(self.cleaned, name) or check_set(self.cleaned, name, corpus, raw)
         self.tell(f"reading {part}", [shard])
         return some_left(part, [shard])
 
     def cleaned_train(self) -> list[Shard]:
         listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
+        shards = cleaned_before(self.cleaned)
         if not listed.is_file():
-            self.shared("cleaning train", cleaned_before(self.cleaned), 0, cleaning, self.cleaned, self.config)
-            runs.write_json(listed, sorted(shard.name for shard in cleaned_before(self.cleaned)))
-        return some_left("train", cleaned_before(self.cleaned))
+            shards = self.shared("cleaning train", shards, 0, cleaning, self.cleaned, self.config)
+            runs.write_json(listed, [shard.name for shard in shards])
+        return some_left("train", shards)
 
     def shared(self, stage: str, shards: list[Shard], total: int, tasks: Tasks, *arguments: Any) -> list[Shard]:
         """Have tasks done by the crew; every shard joins `shards` and is told."""
@@ -271,17 +255,15 @@ class Preparation:
         if sides in self.sample_steps:
             return self.sample_steps[sides]
         section, data = self.config.subwords, self.config.data
-        step = -(-sum(map(kept_pairs, reasons)) // section.sample_pairs)
-        held = [
-            ("source", "target")[side]
-            for side in sides
-            if section.kind == "unigram" or not is_spaced((data.source_lang, data.target_lang)[side])
-        ]
+        unigram, languages = section.kind == "unigram", (data.source_lang, data.target_lang)
+        held = [side for side in sides if unigram or not is_spaced(languages[side])]
         characters = 0
         for shard, of_shard in zip(shards, reasons, strict=True):
-            texts = (column(self.cleaned / f"{shard.name}.arrow", side) for side in held)
-            characters += sum(int(pc.utf8_length(text).to_numpy()[of_shard == 0].sum()) for text in texts)
-        step = max(step, -(-characters // (MOST_UNIGRAM if section.kind == "unigram" else MOST_UNSPACED)))
+            if held:
+                lengths = read_cleaned(self.cleaned / f"{shard.name}.arrow").characters[held]
+                characters += int(lengths[:, of_shard == 0].sum())
+        step = -(-sum(map(kept_pairs, reasons)) // section.sample_pairs)
+        step = max(step, -(-characters // (MOST_UNIGRAM if unigram else MOST_UNSPACED)))
         return self.sample_steps.setdefault(sides, step)
 
     def sample_sizes(self, shards: list[Shard], reasons: list[Reasons]) -> dict[str, int]:
@@ -293,7 +275,7 @@ class Preparation:
         return {f"{name}sample_pairs": -(-kept // self.sample_step(shards, reasons, of)) for name, of in sides.items()}
 
     def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
-        before = [finished(self.encoded, shard.name) for shard in cleaned]
+        before = [Shard.finished(self.encoded, shard.name) for shard in cleaned]
         left = [(shard.name, drops) for shard, drops, done in zip(cleaned, reasons, before, strict=True) if not done]
         threads = self.crew.size if len(cleaned) == 1 else 1
         given = self.encoded, part, self.cleaned, left, self.config, threads
@@ -307,8 +289,7 @@ class Preparation:
 
 
 def cleaned_before(stage: Path) -> list[Shard]:
-    known = (finished(stage, path.stem) for path in sorted(stage.glob("train-*.json")))
-    return [shard for shard in known if shard]
+    return [Shard(**runs.read_json(path)) for path in sorted(stage.glob("train-*.json"))]
 
 
 def cleaning(stage: Path, config: Config) -> Iterator[Task]:
@@ -318,7 +299,7 @@ def cleaning(stage: Path, config: Config) -> Iterator[Task]:
         line = 1
         for raw in chunks(pairs, config.data.shard_pairs):
             name = f"train-{number:05d}"
-            if not finished(stage, name):
+            if not Shard.finished(stage, name):
                 yield clean_chunk, (stage, name, corpus, line, raw, config)
             number, line = number + 1, line + len(raw)
 

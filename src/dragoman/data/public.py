@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from sacrebleu.dataset import DATASETS
+
 from dragoman import runs
 from dragoman.data.archive import unpack
-from dragoman.data.corpus import Pair
+from dragoman.data.corpus import PARTS, SIDES, Pair
 from dragoman.data.download import Archive, fetch
 from dragoman.data.formats import tmx_pairs, tsv_pairs
 from dragoman.data.streams import open_text
@@ -36,15 +38,10 @@ from dragoman.errors import DataError, require_extra
 
 TABLE = Path(__file__).parent / "corpora.toml"
 ORIGIN = "origin.json"
-PARTS = ("train", "valid", "test")
 ARCHIVES = "archives"
 TEST_SET_LICENCE = "free for research, see https://www.statmt.org"
 FULL_TEST_SETS = {"wmt14": "wmt14/full"}  # papers report the 3,003 sentences, not those of the first release
-RAW: Any = {
-    "encoding": "utf-8",
-    "errors": "surrogateescape",
-    "newline": "\n",
-}  # what is no UTF-8 is for `prepare` to count
+RAW: Any = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}  # bad UTF-8 is for `prepare` to count
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>")
 KEPT_TAGS = re.compile(r"</?(title|description)>")
 
@@ -134,10 +131,9 @@ def from_table(name: str, entry: dict[str, Any]) -> Corpus:
 def piece_of(text: str, source: str, target: str) -> Piece:
     archive, member = text.split(" ")
     if archive == "sacrebleu":
-        return sacrebleu_piece(sacrebleu_sets()[member], f"{source}-{target}")
+        return sacrebleu_piece(DATASETS[member], f"{source}-{target}")
     entry = table()["archive"][archive]
-    repacked = (entry["repacked"],) if "repacked" in entry else ()
-    instead = Archive(f"{archive}.repacked.zip", repacked) if repacked else None
+    instead = Archive(f"{archive}.repacked.zip", (entry["repacked"],)) if "repacked" in entry else None
     found = Archive(archive, tuple(entry["urls"]), entry.get("bytes", 0), entry.get("checksum", ""), instead)
     return Piece(found, (member.format(lang=source), member.format(lang=target)))
 
@@ -149,9 +145,8 @@ def from_family(family: str, source: str, target: str) -> Corpus | None:
     pair = "-".join(sorted((source, target)))
     archive = Archive(f"{family}-{pair}.zip", tuple(url.format(pair=pair) for url in entry["urls"]))
     members = tuple(entry["member"].format(pair=pair, lang=lang) for lang in (source, target))
-    piece = Piece(archive, (members[0], members[1]))
-    name = f"{family}-{source}-{target}"
-    return Corpus(name, entry["about"], (source, target), entry["licence"], {"train": [piece]})
+    name, parts = f"{family}-{source}-{target}", {"train": [Piece(archive, members)]}
+    return Corpus(name, entry["about"], (source, target), entry["licence"], parts)
 
 
 ASK_MTDATA = """
@@ -187,23 +182,15 @@ def from_mtdata(identifier: str) -> Corpus:
 
 def test_sets() -> Iterator[Corpus]:
     """newstest2008 to newstest2020, as sacreBLEU has them."""
-    sets = sacrebleu_sets()
     for year in range(2008, 2021):
         short = f"wmt{year % 100:02d}"
-        dataset = sets[FULL_TEST_SETS.get(short, short)]
+        dataset = DATASETS[FULL_TEST_SETS.get(short, short)]
         for pair, files in dataset.langpairs.items():
             if len(files) == 2 and f"newstest{year}" in files[0]:
                 source, target = pair.split("-")
                 parts = {"test": [sacrebleu_piece(dataset, pair)]}
                 about = f"WMT {year} news test set ({dataset.name} of sacreBLEU)"
                 yield Corpus(f"newstest{year}-{pair}", about, (source, target), TEST_SET_LICENCE, parts)
-
-
-def sacrebleu_sets() -> dict[str, Any]:
-    from sacrebleu.dataset import DATASETS
-
-    known: dict[str, Any] = DATASETS
-    return known
 
 
 def sacrebleu_piece(dataset: Any, pair: str) -> Piece:
@@ -271,9 +258,7 @@ def write_text(
         for number, (part, piece) in enumerate(pieces, 1):
             progress("unpacking", number, len(pieces), piece.archive.name)
             whole = paths[piece.archive.name]
-            with tempfile.TemporaryDirectory(
-                dir=folder, prefix="."
-            ) as aside:  # a member may be called as one of our files
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".") as aside:  # for members called as one of our files
                 unpacked = unpack(whole, piece.members, Path(aside)) if piece.members else [whole]
                 at = 0
                 for pair in pairs_of(unpacked, corpus.langs, piece.columns):
@@ -331,7 +316,7 @@ def sentences(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
 
 def data_keys(corpus: Corpus, place: Path) -> str:
     """The lines of a run file that use the corpus."""
-    sides = dict(zip(("source", "target"), corpus.langs, strict=True))
+    sides = dict(zip(SIDES, corpus.langs, strict=True))
     keys = [f'{side}_lang = "{lang}"' for side, lang in sides.items()]
     keys += [f'{part}_{side} = "{place / part}.{lang}"' for part in corpus.part_names for side, lang in sides.items()]
     return "\n".join(["[data]", *keys])

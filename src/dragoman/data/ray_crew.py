@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.workers import Crew, Task, Tasks
+from dragoman.data.workers import Crew, Tasks
 from dragoman.errors import DataError, Unfinished, require_extra
 
 
@@ -53,11 +53,7 @@ class RayCrew(Crew):
             raise Unfinished(f"a process of the Ray cluster was lost ({str(error).splitlines()[0]})") from None
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return next(self.results(alone, function, arguments))
-
-
-def alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Task]:
-    return [(function, arguments)]
+        return next(self.results(lambda: [(function, arguments)]))
 
 
 def require_answer(address: str) -> None:

@@ -25,7 +25,7 @@ from dragoman import runs
 from dragoman.config.schema import Config
 from dragoman.data import clean
 from dragoman.data.clean import Block
-from dragoman.data.corpus import Pair, RawPair
+from dragoman.data.corpus import SIDES, Pair, RawPair
 
 AnyPair = TypeVar("AnyPair", Pair, RawPair)
 Keys = npt.NDArray[np.uint64]
@@ -58,16 +58,14 @@ class Shard:
     def drop(self, reason: str, line: int, pair: Pair) -> None:
         self.dropped[reason] += 1
         if self.dropped[reason] <= SAMPLES:
-            source, target = (text[:SAMPLE_CHARACTERS] for text in pair)
-            self.samples.append(
-                {"reason": reason, "corpus": self.corpus, "line": line, "source": source, "target": target}
-            )
+            texts = {side: text[:SAMPLE_CHARACTERS] for side, text in zip(SIDES, pair, strict=True)}
+            self.samples.append({"reason": reason, "corpus": self.corpus, "line": line, **texts})
 
-
-def finished(stage: Path, name: str) -> Shard | None:
-    """The shard that was written there before, or None."""
-    path = stage / f"{name}.json"
-    return Shard(**runs.read_json(path)) if path.is_file() else None
+    @classmethod
+    def finished(cls, stage: Path, name: str) -> Shard | None:
+        """The shard that was written there before, or None."""
+        path = stage / f"{name}.json"
+        return cls(**runs.read_json(path)) if path.is_file() else None
 
 
 def chunks(pairs: Iterable[AnyPair], size: int) -> Iterator[list[AnyPair]]:
@@ -96,6 +94,13 @@ def read_shards(folder: Path, part: str) -> Iterator[Pair]:
 # --- cleaned ones ------------------------------------------------------------------------------------------
 
 
+def check_set(stage: Path, name: str, corpus: str, raw: Iterable[RawPair]) -> Shard:
+    """A validation or test set as one shard: taken whole, or refused."""
+    block = clean.checked(raw, corpus)
+    shard = Shard(name, corpus, read_pairs=len(block))
+    return write_cleaned(stage, shard, block, np.arange(1, len(block) + 1))
+
+
 def clean_chunk(stage: Path, name: str, corpus: str, first_line: int, raw: list[RawPair], config: Config) -> Shard:
     """Clean one chunk of a training corpus into a shard."""
     block, reasons, repaired = cleaner_of(stage, config)(raw)
@@ -112,12 +117,13 @@ def cleaner_of(stage: Path, config: Config) -> clean.Cleaner:
     """Built once a process. The name of the stage stands for the settings and for the text of the validation and test sets."""
     if stage not in CLEANERS:
         CLEANERS.clear()
-        untouched = clean.Cleaner({}, dict([clean.EMPTY, clean.LONG]))
-        CLEANERS[stage] = new_cleaner(stage, config) if is_cleaned(config) else untouched
+        CLEANERS[stage] = new_cleaner(stage, config)
     return CLEANERS[stage]
 
 
 def new_cleaner(stage: Path, config: Config) -> clean.Cleaner:
+    if not is_cleaned(config):
+        return clean.Cleaner({}, dict([clean.EMPTY, clean.LONG]))
     blocks = (read_cleaned(path) for part in ("valid", "test") for path in sorted(stage.glob(f"{part}-*.arrow")))
     held_out = (pair for block in blocks for pair in block.pairs())
     return clean.cleaner_for(config.clean, (config.data.source_lang, config.data.target_lang), held_out)
@@ -141,7 +147,7 @@ def write_cleaned(stage: Path, shard: Shard, block: Block, lines: Any, *, near: 
 
 
 def read_cleaned(path: Path) -> Block:
-    return Block(*(column(path, name) for name in ("source", "target")))
+    return Block(*(column(path, side) for side in SIDES))
 
 
 def column(path: Path, name: str) -> Any:

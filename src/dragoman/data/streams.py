@@ -28,30 +28,25 @@ TOO_LONG = b"x" * 10_000  # stands for a line of more than that; cleaning drops 
 HEAD_BYTES = 4096
 CONTROL_SHARE = 0.05  # of the first bytes: less is text with a few bad lines, which cleaning counts
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DAMAGE = (
-    *(OSError, EOFError, lzma.LZMAError, zlib.error),
-    *(zipfile.BadZipFile, IndexError, NotImplementedError),  # the latter: packed in a way that Python does not know
-)
+# The last one: packed in a way that Python does not know.
+DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, IndexError, NotImplementedError)
 UTF_16 = "UTF-16 text (convert it: iconv -f UTF-16 -t UTF-8)"
 
 PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
-SIGNATURES: dict[str, re.Pattern[bytes]] = {
-    what: re.compile(pattern, re.DOTALL)
-    for what, pattern in (
-        ("gzip", rb"\x1f\x8b"),
-        ("bzip2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-        ("xz", rb"\xfd7zXZ\x00"),
-        ("zstd", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
-        ("zip", rb"PK(\x03\x04|\x05\x06)"),
-        ("a tar archive", rb".{257}ustar"),
-        ("a PDF document", rb"%PDF-"),
-        ("a Parquet table", rb"PAR1[\x00-\x1f]"),
-        ("a picture", rb"\x89PNG|\xff\xd8\xff|GIF8[79]a"),
-        ("a web page (an error page instead of a download?)", rb"(?i:\s*<(!doctype html|html[\s>]))"),
-        ("a Git LFS pointer (fetch the file itself: git lfs pull)", rb"version https://git-lfs"),
-        (UTF_16, rb"\xff\xfe|\xfe\xff"),
-        ("nothing but zero bytes (a copy that broke off?)", rb"\x00+\Z"),
-    )
+SIGNATURES = {
+    "gzip": rb"\x1f\x8b",
+    "bzip2": rb"BZh[1-9](1AY&SY|\x17rE8P\x90)",
+    "xz": rb"\xfd7zXZ\x00",
+    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+    "zip": rb"PK(\x03\x04|\x05\x06)",
+    "a tar archive": rb".{257}ustar",
+    "a PDF document": rb"%PDF-",
+    "a Parquet table": rb"PAR1[\x00-\x1f]",
+    "a picture": rb"\x89PNG|\xff\xd8\xff|GIF8[79]a",
+    "a web page (an error page instead of a download?)": rb"(?i:\s*<(!doctype html|html[\s>]))",
+    "a Git LFS pointer (fetch the file itself: git lfs pull)": rb"version https://git-lfs",
+    UTF_16: rb"\xff\xfe|\xfe\xff",
+    "nothing but zero bytes (a copy that broke off?)": rb"\x00+\Z",
 }
 
 
@@ -90,7 +85,7 @@ def open_text(path: Path, *, utf_16: bool = False) -> BinaryIO:
 def seems(head: bytes) -> str | None:
     """What a file that begins so seems to be; None: text."""
     for what, pattern in SIGNATURES.items():
-        if pattern.match(head):
+        if re.match(pattern, head, re.DOTALL):
             return what
     zeros = sorted((head[0::2].count(0), head[1::2].count(0)))
     if zeros[1] > 0.2 * len(head) and zeros[0] < 0.02 * len(head):

@@ -26,13 +26,12 @@ from dragoman.data.corpus import Text
 from dragoman.errors import DataError
 from dragoman.runs import digest_of
 
-Cut = tuple[
-    npt.NDArray[np.uint32], npt.NDArray[np.int64]
-]  # ids end to end, each text closed with the end mark; its ids
+# Ids end to end, each text closed with the end mark; and how many each text has.
+Cut = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]
 
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 MARKS = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
-MARK_IDS: Any = {f"{name}_id": number for name, number in MARKS.items()}  # as SentencePiece is told
+TRAINER: Any = {f"{name}_id": number for name, number in MARKS.items()} | {"minloglevel": 2}  # whatever is learnt
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece of byte fallback
 NEVER_WRITTEN = (PAD, BOS)  # marks that no translation holds
 VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
@@ -70,12 +69,7 @@ def from_vocab(path: Path) -> bytes:
 
     usual = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a"]),
-        model_writer=usual,
-        vocab_size=9,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **MARK_IDS,
+        sentence_iterator=iter(["a"]), model_writer=usual, vocab_size=9, hard_vocab_limit=False, **TRAINER
     )
     model, kinds = layout.ModelProto.FromString(usual.getvalue()), layout.ModelProto.SentencePiece
     del model.pieces[:]
@@ -135,13 +129,12 @@ class Vocabulary:
     def knows_words(self) -> bool:
         """Whether a text is cut word by word, whatever stands beside: true of BPE (whose scores are ranks), unless a piece goes
         beyond a word or white space is treated in a way of its own. Unigram's sums are rounded over the whole text."""
-        cut, numbers = self.processor.encode, range(len(self))
-        inside = any(SPACE in piece[1:] for piece in map(self.processor.id_to_piece, numbers))
+        inside = any(SPACE in piece[1:] for piece in self.pieces())
         if inside or self.processor.piece_to_id(SPACE) == UNK:
             return False
-        return all(self.processor.get_score(number).is_integer() for number in numbers) and all(
-            cut(probe) == list(chain.from_iterable(cut(probe.split(" ")))) for probe in PROBES
-        )
+        ranked = all(self.processor.get_score(number).is_integer() for number in range(len(self)))
+        cut = self.processor.encode
+        return ranked and all(cut(probe) == list(chain.from_iterable(cut(probe.split(" ")))) for probe in PROBES)
 
     def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
@@ -164,10 +157,8 @@ class Vocabulary:
             )
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
-            draw = partial(
-                self.processor.encode, enable_sampling=True, nbest_size=-1, alpha=dropout, num_threads=1, add_eos=True
-            )
-            cut: list[list[int]] = fresh.submit(draw, texts).result()
+            how: Any = {"enable_sampling": True, "nbest_size": -1, "alpha": dropout, "num_threads": 1, "add_eos": True}
+            cut: list[list[int]] = fresh.submit(self.processor.encode, texts, **how).result()
         return cut
 
     def look_up(self, pieces: list[str]) -> list[list[int]]:
@@ -241,10 +232,9 @@ def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
     counted = section.kind != "unigram"  # the others learn the same from words with their counts, in less memory
     model = io.BytesIO()  # given a file name, SentencePiece would write that name into the model
     try:
+        lines = words_with_counts(texts) if counted else (line for text in texts for line in text.to_pylist())
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=words_with_counts(texts)
-            if counted
-            else (line for text in texts for line in text.to_pylist()),
+            sentence_iterator=lines,
             input_format="tsv" if counted else "text",
             model_writer=model,
             vocab_size=section.vocab_size,
@@ -253,9 +243,8 @@ def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
             byte_fallback=section.byte_fallback,
             max_sentence_length=100_000,
             num_threads=LEARNING_THREADS,
-            minloglevel=2,
             use_all_vocab=section.kind in ("word", "char"),
-            **MARK_IDS,
+            **TRAINER,
         )
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # it came while SentencePiece asked for the next sentence

@@ -29,11 +29,11 @@ EXAMPLES = 5
 class Way:
     """How to translate and score, the same for every model."""
 
-    metrics: Sequence[str] = ("bleu", "chrf")
-    tokenize: str | None = None
-    beam: int | None = None
-    device: str = "auto"
-    engine: str = "auto"
+    metrics: Sequence[str]
+    tokenize: str | None
+    beam: int | None
+    device: str
+    engine: str
 
 
 def evaluate(

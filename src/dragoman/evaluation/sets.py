@@ -36,12 +36,7 @@ def test_set(
 
 def named_set(text: str, languages: tuple[str, str]) -> tuple[str, list[Pair]]:
     """`wmt14`, or `wmt14/full:de-en` where the model does not know its languages. Downloaded once, by sacreBLEU."""
-    from sacrebleu.utils import (
-        get_available_testsets,
-        get_langpairs_for_testset,
-        get_reference_files,
-        get_source_file,
-    )
+    from sacrebleu.utils import get_available_testsets, get_langpairs_for_testset, get_reference_files, get_source_file
 
     name, _, pair = text.partition(":")
     pair = pair or "-".join(languages)

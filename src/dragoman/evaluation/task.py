@@ -44,14 +44,10 @@ class BleuTask:
 
     def scores(self, translations: list[str]) -> dict[str, Any]:
         sources, references = ([pair[side] for pair in self.pairs] for side in (0, 1))
-        scores = score(sources, translations, references, ["bleu", "chrf"])
-        return {
-            "bleu": scores["bleu"]["score"],
-            "bleu_signature": scores["bleu"]["signature"],
-            "chrf": scores["chrf"]["score"],
-            "chrf_signature": scores["chrf"]["signature"],
-            "bleu_sentences": len(self.pairs),
-        }
+        numbers: dict[str, Any] = {}
+        for name, found in score(sources, translations, references, ["bleu", "chrf"]).items():
+            numbers |= {name: found["score"], f"{name}_signature": found["signature"]}
+        return numbers | {"bleu_sentences": len(self.pairs)}
 
     def keep_probes(self, moment: Moment, translator: Translator) -> None:
         translations = translator.translate([source for source, _ in self.probes])

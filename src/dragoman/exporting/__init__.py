@@ -22,8 +22,14 @@ def export(
     """Write the model at `path` (a run: its best checkpoint) to the new folder `out`, whole or not at all.
 
     `kind`: "dragoman" for a model folder, "ctranslate2" (optionally with quantized weights), "huggingface" or "onnx"."""
-    check_arguments(kind, quantization)
+    if kind not in KINDS:
+        raise DragomanError(f"export: kind {kind!r} is not known; choose one of {', '.join(KINDS)}")
+    if quantization is not None and kind != "ctranslate2":
+        raise DragomanError(
+            f"export: quantization = {quantization!r} is only for kind ctranslate2; the other formats keep fp32"
+        )
     target = vacant(Path(out))
+    from dragoman.exporting.card import write_card
     from dragoman.translate.models import find_model
 
     folder = find_model(Path(path))
@@ -36,15 +42,6 @@ def export(
     except OSError as error:
         raise RunError(f"{out}: the export could not be written ({error}). Nothing was left there") from error
     return Path(out)
-
-
-def check_arguments(kind: str, quantization: str | None) -> None:
-    if kind not in KINDS:
-        raise DragomanError(f"export: kind {kind!r} is not known; choose one of {', '.join(KINDS)}")
-    if quantization is not None and kind != "ctranslate2":
-        raise DragomanError(
-            f"export: quantization = {quantization!r} is only for kind ctranslate2; the other formats keep fp32"
-        )
 
 
 def vacant(out: Path) -> Path:
@@ -75,25 +72,6 @@ def write(folder: Path, fresh: Path, kind: str, quantization: str | None) -> Non
 
         model, description, vocabulary = read_whole(folder)
         write_model(fresh, model.state_dict(), description, vocabulary.path)
-
-
-def write_card(
-    fresh: Path,
-    folder: Path,
-    run: runs.RunFolder | None,
-    origin: runs.Row,
-    kind: str = "dragoman",
-    quantization: str | None = None,
-    licence: str = "",
-) -> None:
-    from dragoman.exporting.card import card
-    from dragoman.model.folder import read_description
-    from dragoman.model.size import parameters
-
-    description = read_description(folder)
-    count = parameters(description.model, description.vocab_size + description.source_vocab_size)
-    text = card(folder, run, origin, description, count, kind, quantization, licence)
-    runs.write_text(fresh / "README.md", text)
 
 
 def facts(folder: Path) -> runs.Row:

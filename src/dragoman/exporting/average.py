@@ -10,7 +10,8 @@ import torch
 from dragoman import runs
 from dragoman.config import recorded_config
 from dragoman.errors import RunError
-from dragoman.exporting import vacant, write_card
+from dragoman.exporting import vacant
+from dragoman.exporting.card import write_card
 from dragoman.model import folder as model_folder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman import __version__, runs
 from dragoman.config import recorded_config
 from dragoman.errors import DragomanError
-from dragoman.model.folder import Description
+from dragoman.model.folder import read_description
 
 RULE = "|---|---|---|---|"
 HUGGING_FACE = """python -c "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -25,18 +25,21 @@ USES = {
 }
 
 
-def card(
+def write_card(
+    fresh: Path,
     folder: Path,
     run: runs.RunFolder | None,
     origin: runs.Row,
-    description: Description,
-    parameters: int,
-    kind: str,
-    quantization: str | None,
-    licence: str,
-) -> str:
+    kind: str = "dragoman",
+    quantization: str | None = None,
+    licence: str = "",
+) -> None:
     """Of the model at `folder`, made by `run` where it is at hand; `origin` is what its manifest says. Without a licence, that of
     an earlier card."""
+    from dragoman.model.size import parameters  # and with it torch
+
+    description = read_description(folder)
+    count = parameters(description.model, description.vocab_size + description.source_vocab_size)
     licence = licence or licence_of(folder / "README.md")
     pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
     head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
@@ -47,7 +50,7 @@ def card(
     body = [
         f"# Translation from {pair}",
         "",
-        f"A Transformer of {parameters:,} parameters: {shape.encoder_layers} + {shape.decoder_layers} layers, width {shape.d_model}, "
+        f"A Transformer of {count:,} parameters: {shape.encoder_layers} + {shape.decoder_layers} layers, width {shape.d_model}, "
         f"{shape.heads} heads, {description.vocab_size:,} subwords, style {shape.style}. "
         f"Format: {kind}{f', weights in {quantization}' if quantization else ''}.",
         "",
@@ -65,7 +68,7 @@ def card(
         "",
         f"Written by dragoman {__version__} on {datetime.now(UTC).date().isoformat()}.",
     ]
-    return "\n".join([*head, "", *body, ""])
+    runs.write_text(fresh / "README.md", "\n".join([*head, "", *body, ""]))
 
 
 def read(path: Path) -> Any:
@@ -82,7 +85,9 @@ def made_of(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[
     except DragomanError:
         config = None
     if run is None or config is None:
-        return ["## Origin", "", words_of(origin.get("imported_from")), ""]
+        source = origin.get("imported_from")
+        told = f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
+        return ["## Origin", "", told, ""]
     data, machine = read(run.data), read(run.environment)
     lines = ["## Data", ""]
     for part in ("train", "valid", "test"):
@@ -132,10 +137,6 @@ def licence_of(path: Path) -> str:
 
 def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def words_of(source: str | None) -> str:
-    return f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
 
 
 def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: list[str]) -> list[str]:

@@ -26,6 +26,8 @@ from dragoman.config.load import check
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import BOS, EOS, PAD, UNK, Vocabulary
 from dragoman.errors import RunError
+from dragoman.exporting import vacant
+from dragoman.exporting.card import licence_of, write_card
 from dragoman.model import folder as model_folder
 from dragoman.model.layers import is_marian
 from dragoman.model.transformer import Transformer
@@ -33,7 +35,8 @@ from dragoman.translate.models import read_whole
 
 POSITIONS = 1024
 SPECIAL = {PAD: "<pad>", EOS: "</s>", BOS: "<s>", UNK: "<unk>"}
-Proto = Any
+MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "decoder_start_token_id": BOS}
+SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")  # names of the one matrix
 
 # --- names -------------------------------------------------------------------------------------------------
 
@@ -80,11 +83,10 @@ def their_tensors(model: Transformer) -> dict[str, Tensor]:
     found = {"model.shared.weight": model.embedding.weight, "final_logits_bias": bias[None].clone()}
     found |= {f"model.{side}.embed_positions.weight": table.clone() for side in ("encoder", "decoder")}
     for mine, theirs in names(model.section):
-        for part, name in zip(ours[f"{mine}.weight"].chunk(len(theirs)), theirs, strict=True):
-            found[f"{name}.weight"] = part.clone()
-        given = ours.get(f"{mine}.bias", torch.zeros(len(ours[f"{mine}.weight"])))
-        for part, name in zip(given.chunk(len(theirs)), theirs, strict=True):
-            found[f"{name}.bias"] = part.clone()
+        weight, count = ours[f"{mine}.weight"], len(theirs)
+        bias = ours.get(f"{mine}.bias", torch.zeros(len(weight)))
+        for name, its_weight, its_bias in zip(theirs, weight.chunk(count), bias.chunk(count), strict=True):
+            found[f"{name}.weight"], found[f"{name}.bias"] = its_weight.clone(), its_bias.clone()
     return found
 
 
@@ -108,19 +110,16 @@ def their_config(description: model_folder.Description) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
-        **marks(),
+        **MARKS,
+        "forced_eos_token_id": None,
     }
-
-
-def marks() -> dict[str, Any]:
-    marks = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "decoder_start_token_id": BOS}
-    return marks | {"forced_eos_token_id": None}
 
 
 def generation(section: Translate) -> dict[str, Any]:
     """transformers divides by length^alpha, ours by ((5 + length) / 6)^alpha: the nearest there is, not the same."""
     limits = {"max_length": POSITIONS // 2, "bad_words_ids": [[PAD], [BOS]]}
-    return {"num_beams": section.beam, "length_penalty": section.length_penalty, **limits, **marks()}
+    search = {"num_beams": section.beam, "length_penalty": section.length_penalty}
+    return {**search, **limits, **MARKS, "forced_eos_token_id": None}
 
 
 def write_tokenizer(fresh: Path, description: model_folder.Description, vocabulary: Vocabulary) -> None:
@@ -135,7 +134,7 @@ def write_tokenizer(fresh: Path, description: model_folder.Description, vocabula
 # --- in ----------------------------------------------------------------------------------------------------
 
 
-def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Description, list[Proto]]:
+def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Description, list[Any]]:
     """Weights, description, and the SentencePiece models of both sides."""
     config, numbers = read_table(folder / "config.json"), read_table(folder / "vocab.json")
     section = our_section(config, folder)
@@ -166,11 +165,6 @@ def read_table(path: Path) -> dict[str, Any]:
 def our_section(config: dict[str, Any], folder: Path) -> Model:
     """Refuses, in one line with all reasons, what our model cannot be."""
     kind = config.get("model_type")
-    same = [
-        (f"{key}: {config.get(f'encoder_{key}')} and {config.get(f'decoder_{key}')}")
-        for key in ("attention_heads", "ffn_dim")
-        if config.get(f"encoder_{key}") != config.get(f"decoder_{key}")
-    ]
     expected = {
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": True,
@@ -201,7 +195,11 @@ def our_section(config: dict[str, Any], folder: Path) -> Model:
         "style": "marian" if kind == "marian" else "tensor2tensor",
         "activation": activation,
     }
-    wrong += [f"different {each}" for each in same]
+    wrong += [
+        f"different {key}: {config.get(f'encoder_{key}')} and {config.get(f'decoder_{key}')}"
+        for key in ("attention_heads", "ffn_dim")
+        if config.get(f"encoder_{key}") != config.get(f"decoder_{key}")
+    ]
     checked, problems = check({"model": found}) if not wrong else (Config(), [])
     if wrong or problems:
         raise RunError(f"{folder}: cannot be imported: {'; '.join([*wrong, *problems])}")
@@ -224,11 +222,10 @@ def order(numbers: dict[str, int], config: dict[str, Any], folder: Path) -> list
     wrong = [piece for piece, number in numbers.items() if not isinstance(number, int)]
     if wrong:
         raise RunError(f"{folder}/vocab.json: {wrong[0]!r} has no whole number")
-    special = {"</s>", "<unk>", "<pad>", "<s>"}
     missing = [piece for piece in ("</s>", "<unk>", "<pad>") if piece not in numbers]
     if missing:
         raise RunError(f"{folder}/vocab.json: has no {missing[0]}")
-    rest = [number for piece, number in sorted(numbers.items(), key=lambda entry: entry[1]) if piece not in special]
+    rest = [numbers[piece] for piece in sorted(numbers, key=numbers.__getitem__) if piece not in SPECIAL.values()]
     start = config.get("decoder_start_token_id")
     start = numbers["<pad>"] if start is None else start
     if not isinstance(start, int):
@@ -267,10 +264,7 @@ def our_tensors(theirs: dict[str, Tensor], section: Model, kept: list[int], fold
     return found
 
 
-SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")
-
-
-def sided(path: Path, listed: list[str]) -> Proto:
+def sided(path: Path, listed: list[str]) -> Any:
     """All pieces of both languages in our order, with the scores of one of them; what only the other has is not used."""
     proto = pieces_format.ModelProto()
     try:
@@ -296,9 +290,6 @@ def sided(path: Path, listed: list[str]) -> Proto:
 
 def import_model(path: str | Path, out: str | Path) -> Path:
     """A model of transformers (a folder on this disk) as a model folder at `out`, whole or not at all."""
-    from dragoman.exporting import vacant, write_card
-    from dragoman.exporting.card import licence_of
-
     source, target = Path(path), vacant(Path(out))
     if not (source / "config.json").is_file():
         raise RunError(

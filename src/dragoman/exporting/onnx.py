@@ -19,20 +19,18 @@ from dragoman.model.transformer import Transformer
 from dragoman.translate.models import read_whole
 
 
-class Encoder(nn.Module):
+class Part(nn.Module):
     def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
 
+
+class Encoder(Part):
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
         return self.model.encode(source, positions(source), source_mask)
 
 
-class Decoder(nn.Module):
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
+class Decoder(Part):
     def forward(self, target: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
         hidden = self.model.decode(target, positions(target), torch.ones_like(target), memory, source_mask)
         return self.model.logits(hidden)
@@ -48,15 +46,13 @@ def write_onnx(folder: Path, fresh: Path) -> None:
     model, description, vocabulary = read_whole(folder)
     source, target = torch.ones(2, 9, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
     memory = torch.zeros(2, 9, description.model.d_model)
-    rows, slots, target_slots = (torch.export.Dim(name, min=1, max=most) for name, most in SIZES)
+    sizes = {"rows": 4096, "slots": 1024, "target_slots": 1024}
+    rows, slots, target_slots = (torch.export.Dim(name, min=1, max=most) for name, most in sizes.items())
     by_source, by_target = {0: rows, 1: slots}, {0: rows, 1: target_slots}
     write(fresh / "encoder.onnx", Encoder(model), (source, source.clone()), (by_source, by_source), "memory")
     shapes = (by_target, by_source, by_source)
     write(fresh / "decoder.onnx", Decoder(model), (target, memory, source), shapes, "logits")
     model_folder.write_description(fresh, description, vocabulary.path)
-
-
-SIZES = (("rows", 4096), ("slots", 1024), ("target_slots", 1024))
 
 
 def write(

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dragoman.model.plain import Pair
+
 SPARE = threading.local()
 
 
@@ -31,11 +33,8 @@ def drop(x: Tensor, dropout: float) -> Tensor:
     return x * keep_mask(x, dropout) if dropout else x
 
 
-def add_norm(
-    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
-) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = AddNorm.apply(x, update, weight, bias, epsilon, dropout)
-    return result
+def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:
+    return AddNorm.apply(x, update, weight, bias, epsilon, dropout)
 
 
 class AddNorm(torch.autograd.Function):
@@ -44,7 +43,7 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         mask = keep_mask(x, dropout) if dropout else None
         x = x + update if mask is None else torch.addcmul(x, update.to(x.dtype), mask)
         normed, mean, scale = torch.native_layer_norm(x, weight.shape, weight, bias, epsilon)
@@ -65,8 +64,7 @@ class AddNorm(torch.autograd.Function):
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
     assert not dropout, "attention weights are dropped in model.plain only"
-    result: Tensor = Attention.apply(query, key, value, mask)
-    return result.transpose(1, 2).flatten(2)
+    return Attention.apply(query, key, value, mask).transpose(1, 2).flatten(2)
 
 
 class Attention(torch.autograd.Function):
@@ -95,12 +93,11 @@ class Attention(torch.autograd.Function):
         return *(each.unflatten(0, ctx.shape) for each in (of_query, of_key, of_value)), None
 
 
-def feed_forward(x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor]) -> Tensor:
+def feed_forward(x: Tensor, weights: Pair, biases: Pair) -> Tensor:
     """With relu, without dropout."""
     inner, outer = (weight.to(x.dtype) for weight in weights)
     inner_bias, outer_bias = (bias.to(x.dtype) for bias in biases)
-    result: Tensor = FeedForward.apply(x.flatten(0, -2), inner, inner_bias, outer, outer_bias)
-    return result.view(x.shape)
+    return FeedForward.apply(x.flatten(0, -2), inner, inner_bias, outer, outer_bias).view(x.shape)
 
 
 class FeedForward(torch.autograd.Function):

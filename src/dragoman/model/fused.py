@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
 from dragoman.model import kernels
+from dragoman.model.plain import Pair
 
 WIDTHS = (16, 32, 64, 128)  # slots a row may have: one program holds a row's scores of one head
 DIMS = (16, 32, 64, 128)  # of a head
@@ -41,9 +42,7 @@ def only_first_is_differentiable(ctx: Any, output: Any) -> None:
 # --- residual, dropout and layer norm ---
 
 
-def add_norm(
-    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
-) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:
     return add_norm_op(x, update, weight, bias, draw_seed(x, dropout), epsilon, dropout)
 
 
@@ -190,7 +189,7 @@ def searches(hypotheses: int, dim: int, most_dim: int) -> bool:
     return hypotheses <= MOST_HYPOTHESES and dim in DIMS and dim <= most_dim
 
 
-def search_self(packed: Tensor, past: tuple[Tensor, Tensor], ancestry: Tensor, position: Tensor, heads: int) -> Tensor:
+def search_self(packed: Tensor, past: Pair, ancestry: Tensor, position: Tensor, heads: int) -> Tensor:
     """See plain.search_self."""
     out = packed.new_empty(*packed.shape[:2], packed.shape[2] // 3)
     kernels.search_self[(packed.shape[0] * heads,)](
@@ -199,7 +198,7 @@ def search_self(packed: Tensor, past: tuple[Tensor, Tensor], ancestry: Tensor, p
     return out
 
 
-def search_cross(query: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+def search_cross(query: Tensor, memory: Pair, mask: Tensor, heads: int) -> Tensor:
     """See plain.search_cross."""
     out = torch.empty_like(query)
     kernels.search_cross[(query.shape[0] * heads,)](
@@ -268,9 +267,7 @@ linear_op.register_autograd(differentiate_linear, setup_context=keep_for_linear)
 # --- feed-forward ---
 
 
-def feed_forward(
-    x: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor], dropout: float, *, eight_bits: bool
-) -> Tensor:
+def feed_forward(x: Tensor, weights: Pair, biases: Pair, dropout: float, *, eight_bits: bool) -> Tensor:
     """Bias and relu in the first matrix product (16 bits), both and dropout undone in one pass."""
     matrices = [tensor.to(x.dtype) for pair in zip(weights, biases, strict=True) for tensor in pair]
     out, _ = feed_forward_op(x.flatten(0, -2), *matrices, draw_seed(x, dropout), dropout, eight_bits)
@@ -346,7 +343,7 @@ feed_forward_op.register_autograd(differentiate_feed_forward, setup_context=keep
 # --- loss ---
 
 
-def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> Pair:
     """The logits become their own gradient."""
     slots, width = logits_PV.shape
     sums = torch.empty(2, slots, dtype=torch.float32, device=logits_PV.device)

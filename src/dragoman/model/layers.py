@@ -19,6 +19,7 @@ from dragoman.model import ops, plain
 from dragoman.model.ops import Descent, Sight
 
 KeyValue = tuple[Tensor, Tensor]
+Stream = tuple[Tensor, Tensor | None]  # and the update that is still to be added to it
 Sublayer = Callable[[Tensor], Tensor]
 
 
@@ -121,7 +122,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = AddNorm(section)
         self.feed_forward = FeedForward(section)
 
-    def forward(self, x_BSD: Tensor, update: Tensor | None, seen: Sight) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_BSD: Tensor, update: Tensor | None, seen: Sight) -> Stream:
         if self.norms_last:
             x_BSD = self.attention_norm(x_BSD, self.attention(x_BSD, seen))[1]
             return self.feed_forward_norm(x_BSD, self.feed_forward(x_BSD))[1], None
@@ -143,25 +144,20 @@ class DecoderBlock(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, update: Tensor | None, seen: Sight, memory_BSD: Tensor, seen_source: Sight
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Stream:
         return self.sublayers(
             x_BTD, update, lambda x: self.attention(x, seen), lambda x: self.cross(x, memory_BSD, seen_source)
         )
 
     def step(
-        self, x_BKD: Tensor, update: Tensor | None, past: KeyValue, seen: Descent, memory: KeyValue, cross_mask: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x_BKD: Tensor, update: Tensor | None, past: KeyValue, seen: Descent, memory: KeyValue, mask: Tensor
+    ) -> Stream:
         """One position of K hypotheses of every sentence, which share its memory: they are a row of queries."""
         return self.sublayers(
-            x_BKD,
-            update,
-            lambda x: self.attention.step(x, past, seen),
-            lambda x: self.cross.step(x, memory, cross_mask),
+            x_BKD, update, lambda x: self.attention.step(x, past, seen), lambda x: self.cross.step(x, memory, mask)
         )
 
-    def sublayers(
-        self, x: Tensor, update: Tensor | None, attend: Sublayer, attend_source: Sublayer
-    ) -> tuple[Tensor, Tensor | None]:
+    def sublayers(self, x: Tensor, update: Tensor | None, attend: Sublayer, attend_source: Sublayer) -> Stream:
         if self.norms_last:
             x = self.attention_norm(x, attend(x))[1]
             x = self.cross_norm(x, attend_source(x))[1]

@@ -55,10 +55,7 @@ def smoothed_sums(
     bias_V: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     learning = torch.is_grad_enabled()
-    result: tuple[Tensor, Tensor] = SmoothedSums.apply(
-        hidden_ND, weight_VD, labels_N, smoothing, eight_bits, bias_V, learning
-    )
-    return result
+    return SmoothedSums.apply(hidden_ND, weight_VD, labels_N, smoothing, eight_bits, bias_V, learning)
 
 
 class SmoothedSums(torch.autograd.Function):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dragoman.model import cpu, plain
+from dragoman.model.plain import Function, Pair
 
 HAS_TRITON = find_spec("triton") is not None
 MOST_DIM = 128  # of a head, for the kernels
@@ -66,13 +66,11 @@ def drop(x: Tensor, dropout: float) -> Tensor:
     return cpu.drop(x, dropout) if on_cpu(x) else F.dropout(x, dropout)
 
 
-def attend_of(x: Tensor, dropout: float) -> Callable[..., Tensor]:
+def attend_of(x: Tensor, dropout: float) -> Function:
     return cpu.attend if on_cpu(x) and x.dtype == torch.bfloat16 and not dropout else plain.attend
 
 
-def add_norm(
-    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
-) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:
     if fusible(x):
         from dragoman.model import fused
 
@@ -123,7 +121,7 @@ def searches_fused(like: Tensor, hypotheses: int, dim: int) -> bool:
     return fused.searches(hypotheses, dim, MOST_DIM)
 
 
-def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Descent, heads: int) -> Tensor:
+def search_self(packed_BK3D: Tensor, past: Pair, seen: Descent, heads: int) -> Tensor:
     """See plain.search_self."""
     if seen.mask is not None:
         return plain.search_self(packed_BK3D, past, seen.mask, seen.position, heads)
@@ -132,7 +130,7 @@ def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Descent,
     return fused.search_self(packed_BK3D, past, seen.ancestry_BKT, seen.position, heads)
 
 
-def search_cross(query_BKD: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+def search_cross(query_BKD: Tensor, memory: Pair, mask: Tensor, heads: int) -> Tensor:
     """See plain.search_cross."""
     if searches_fused(query_BKD, query_BKD.shape[1], query_BKD.shape[2] // heads):
         from dragoman.model import fused
@@ -142,13 +140,7 @@ def search_cross(query_BKD: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor,
 
 
 def feed_forward(
-    x: Tensor,
-    weights: tuple[Tensor, Tensor],
-    biases: tuple[Tensor, Tensor],
-    dropout: float,
-    activation: str = "relu",
-    *,
-    eight_bits: bool = False,
+    x: Tensor, weights: Pair, biases: Pair, dropout: float, activation: str, *, eight_bits: bool
 ) -> Tensor:
     if fusible(x) and activation == "relu":
         from dragoman.model import fused
@@ -173,7 +165,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits:
     return F.linear(x, weight, bias)
 
 
-def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> Pair:
     """The gradient may take the place of the logits."""
     if logits_PV.is_cuda and HAS_TRITON:
         from dragoman.model import fused

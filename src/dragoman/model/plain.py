@@ -12,10 +12,11 @@ from torch import Tensor
 
 IGNORED = -100  # the label of an empty slot
 
+Pair = tuple[Tensor, Tensor]
+Function = Callable[..., Tensor]
 
-def add_norm(
-    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float
-) -> tuple[Tensor, Tensor]:
+
+def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:
     """x + dropout(update), and its layer norm."""
     x = x + F.dropout(update, dropout)
     return x, norm(x, weight, bias, epsilon)
@@ -31,26 +32,19 @@ def attend(query_BHTK: Tensor, key_BHSK: Tensor, value_BHSK: Tensor, mask: Tenso
     return attended.transpose(1, 2).flatten(2)
 
 
-def self_attention(
-    packed_BT3D: Tensor, mask: Tensor, heads: int, dropout: float, attend: Callable[..., Tensor] = attend
-) -> Tensor:
+def self_attention(packed_BT3D: Tensor, mask: Tensor, heads: int, dropout: float, attend: Function = attend) -> Tensor:
     query, key, value = (split_heads(part, heads) for part in packed_BT3D.chunk(3, dim=-1))
     return attend(query, key, value, mask, dropout)
 
 
 def cross_attention(
-    query_BTD: Tensor,
-    key_value_BS2D: Tensor,
-    mask: Tensor,
-    heads: int,
-    dropout: float,
-    attend: Callable[..., Tensor] = attend,
+    query_BTD: Tensor, key_value_BS2D: Tensor, mask: Tensor, heads: int, dropout: float, attend: Function = attend
 ) -> Tensor:
     key, value = (split_heads(part, heads) for part in key_value_BS2D.chunk(2, dim=-1))
     return attend(split_heads(query_BTD, heads), key, value, mask, dropout)
 
 
-def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Tensor, position: Tensor, heads: int) -> Tensor:
+def search_self(packed_BK3D: Tensor, past: Pair, seen: Tensor, position: Tensor, heads: int) -> Tensor:
     """One more position of K hypotheses of every sentence. `past` [B, heads, T, K, dim] keeps what each of them had at every
     position and never moves; `seen` [B, 1, K, slots * K] is added to scores: 0 for the ancestors of a hypothesis, -inf for all
     others."""
@@ -62,7 +56,7 @@ def search_self(packed_BK3D: Tensor, past: tuple[Tensor, Tensor], seen: Tensor, 
     return attend(query, keys, values, seen, 0.0)
 
 
-def search_cross(query_BKD: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, heads: int) -> Tensor:
+def search_cross(query_BKD: Tensor, memory: Pair, mask: Tensor, heads: int) -> Tensor:
     """Over keys and values of the source, [B, heads, S, dim]; `mask` [B, 1, 1, S] is added to scores, 0 or -inf."""
     return attend(split_heads(query_BKD, heads), *memory, mask.expand(-1, -1, query_BKD.shape[1], -1), 0.0)
 
@@ -90,19 +84,14 @@ def visible(query_segment_BT: Tensor, key_segment_BS: Tensor, *, causal: bool) -
 
 
 def feed_forward(
-    x: Tensor,
-    weights: tuple[Tensor, Tensor],
-    biases: tuple[Tensor, Tensor],
-    dropout: float,
-    drop: Callable[[Tensor, float], Tensor] = F.dropout,
-    activation: str = "relu",
+    x: Tensor, weights: Pair, biases: Pair, dropout: float, drop: Function = F.dropout, activation: str = "relu"
 ) -> Tensor:
     activate = F.relu if activation == "relu" else F.silu
     hidden = drop(activate(F.linear(x, weights[0], biases[0])), dropout)
     return F.linear(hidden, weights[1], biases[1])
 
 
-def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> Pair:
     """Of the real slots: the sums of smoothed cross-entropy and negative log-likelihood, and the gradient of the first,
     times `gain`: softmax - smoothed target, subtracted in fp32 before it is rounded.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.config.schema import Model
+from dragoman.config.schema import Model, Train
 from dragoman.model.loss import loss_floor
 
 FP32_BYTES = 4
@@ -36,9 +36,7 @@ def flops(section: Model, vocab_size: int, source_tokens: float, target_tokens: 
     return 6.0 * (per_source * source_tokens + per_target * target_tokens)
 
 
-def summary(
-    section: Model, vocab_size: int, source_vocab_size: int, label_smoothing: float, *, averaged: bool, trainable: int
-) -> dict[str, float]:
+def summary(section: Model, train: Train, vocab_size: int, source_vocab_size: int, trainable: int) -> dict[str, float]:
     """The facts that a run folder keeps. `source_vocab_size`: of a vocabulary that the source has for itself, or 0."""
     count = parameters(section, vocab_size + source_vocab_size)
     return {
@@ -46,7 +44,7 @@ def summary(
         "trainable": trainable,
         "vocab_size": vocab_size,
         "weight_bytes": FP32_BYTES * count,
-        "checkpoint_bytes": checkpoint_bytes(count, averaged=averaged, trainable=trainable),
+        "checkpoint_bytes": checkpoint_bytes(count, averaged=train.average_decay > 0, trainable=trainable),
         "flops_per_target_token": flops(section, vocab_size, 1.0, 1.0),
-        "loss_floor": round(loss_floor(vocab_size, label_smoothing), 6),
+        "loss_floor": round(loss_floor(vocab_size, train.label_smoothing), 6),
     }

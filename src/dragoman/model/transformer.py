@@ -15,16 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
-from dragoman.model.layers import (
-    AddNorm,
-    CrossAttention,
-    DecoderBlock,
-    EncoderBlock,
-    FeedForward,
-    KeyValue,
-    SelfAttention,
-    is_marian,
-)
+from dragoman.model import layers
+from dragoman.model.layers import AddNorm, KeyValue, is_marian
 from dragoman.model.ops import Descent, sight, stream
 
 WIDE = 1024  # models of this width use 8 bits inside their layers too
@@ -48,9 +40,9 @@ class Transformer(nn.Module):
         self.section = section
         self.embedding = nn.Embedding(vocab_size, section.d_model)
         self.source_embedding = nn.Embedding(source_vocab_size, section.d_model) if source_vocab_size else None
-        self.encoder = nn.ModuleList(EncoderBlock(section) for _ in range(section.encoder_layers))
+        self.encoder = nn.ModuleList(layers.EncoderBlock(section) for _ in range(section.encoder_layers))
         self.encoder_norm = None if is_marian(section) else AddNorm(section)
-        self.decoder = nn.ModuleList(DecoderBlock(section) for _ in range(section.decoder_layers))
+        self.decoder = nn.ModuleList(layers.DecoderBlock(section) for _ in range(section.decoder_layers))
         self.decoder_norm = None if is_marian(section) else AddNorm(section)
         self.register_buffer("waves", self.wave_table(TABLE), persistent=False)
         self.output_bias: Tensor | None
@@ -76,7 +68,7 @@ class Transformer(nn.Module):
         wide enough to win more than the conversion costs."""
         self.eight_bits = True
         for module in self.modules():
-            if isinstance(module, SelfAttention | CrossAttention | FeedForward):
+            if isinstance(module, layers.SelfAttention | layers.CrossAttention | layers.FeedForward):
                 module.eight_bits = self.section.d_model >= WIDE
 
     def embed(
@@ -119,12 +111,9 @@ class Transformer(nn.Module):
         self, source_BS: Tensor, source_segment_BS: Tensor, target_BT: Tensor, segment_BT: Tensor
     ) -> Tensor:
         """[B, T, S]: where the last but one layer of the decoder looks when it predicts the slot after each target slot."""
-        position_BS, position_BT = (
-            torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in (source_BS, target_BT)
-        )
-        memory_BSD = self.encode(source_BS, position_BS, source_segment_BS)
+        memory_BSD = self.encode(source_BS, in_order(source_BS), source_segment_BS)
         seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
-        x_BTD, update = self.embed(target_BT, position_BT), None
+        x_BTD, update = self.embed(target_BT, in_order(target_BT)), None
         *before, block = list(self.decoder)[: self.aligning_layer + 1]
         for earlier in before:
             x_BTD, update = earlier(x_BTD, update, seen, memory_BSD, seen_source)
@@ -145,8 +134,7 @@ class Transformer(nn.Module):
 
     def start(self, source_BS: Tensor, segment_BS: Tensor) -> tuple[list[KeyValue], Tensor]:
         """Encode padded sources, one a row: keys and values of every decoder layer, and what is added to their scores."""
-        position_BS = torch.arange(source_BS.shape[1], device=source_BS.device).expand_as(source_BS)
-        memory_BSD = self.encode(source_BS, position_BS, segment_BS)
+        memory_BSD = self.encode(source_BS, in_order(source_BS), segment_BS)
         memory = [block.cross.memory(memory_BSD) for block in self.decoder]  # type: ignore[union-attr,operator]
         mask = torch.zeros_like(segment_BS, dtype=memory_BSD.dtype).masked_fill(segment_BS == 0, float("-inf"))
         return memory, mask[:, None, None, :]
@@ -157,6 +145,11 @@ class Transformer(nn.Module):
         for block, past, memory in zip(self.decoder, cache.past, cache.memory, strict=True):
             x_BKD, update = block.step(x_BKD, update, past, seen, memory, cache.cross_mask)  # type: ignore[operator]
         return self.logits(self.decoder_norm(x_BKD, update)[1] if self.decoder_norm else x_BKD)
+
+
+def in_order(ids_BT: Tensor) -> Tensor:
+    """Positions of rows that hold one sentence each."""
+    return torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
 
 
 def waves(position: Tensor, width: int, style: str = "tensor2tensor") -> Tensor:

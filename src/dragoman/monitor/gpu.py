@@ -75,10 +75,11 @@ def describe(card: Any) -> Facts:
     known = {name: ask(fact, name, missing) for name, fact in facts.items()}
     for name, fact in FACTS.items():
         ask(partial(fact, card), name, missing)
+    activity = "SM activity, NVLink traffic"
     if not has_gpm(card):
-        missing.append("SM activity, NVLink traffic: this card or driver has no GPM metrics")
+        missing.append(f"{activity}: this card or driver has no GPM metrics")
     else:  # having them and being allowed to read them are two things
-        ask(partial(Gpm.trial, card), "SM activity, NVLink traffic", missing)
+        ask(lambda: pynvml.nvmlGpmSampleGet(card, pynvml.nvmlGpmSampleAlloc()), activity, missing)
     return known | {"missing": missing}
 
 
@@ -90,15 +91,13 @@ class Cards:
         self.gpm = [Gpm(card) if has_gpm(card) else None for card in self.cards]
 
     def sample(self) -> list[Facts]:
-        return [self.sample_one(card, gpm) for card, gpm in zip(self.cards, self.gpm, strict=True)]
-
-    @staticmethod
-    def sample_one(card: Any, gpm: Gpm | None) -> Facts:
-        row = {name: ask(partial(fact, card)) for name, fact in FACTS.items()}
-        activity = gpm.sample() if gpm else {}
-        if activity.get("pcie_sent_bytes_per_s") is None:
-            activity |= {name: ask(partial(fact, card)) for name, fact in PCIE.items()}
-        return row | activity
+        rows = []
+        for card, gpm in zip(self.cards, self.gpm, strict=True):
+            row = {name: ask(partial(fact, card)) for name, fact in FACTS.items()} | (gpm.sample() if gpm else {})
+            if row.get("pcie_sent_bytes_per_s") is None:
+                row |= {name: ask(partial(fact, card)) for name, fact in PCIE.items()}
+            rows.append(row)
+        return rows
 
 
 class Gpm:
@@ -109,10 +108,6 @@ class Gpm:
         self.samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
         self.before = self.take()
         self.samples.reverse()
-
-    @staticmethod
-    def trial(card: Any) -> None:
-        pynvml.nvmlGpmSampleGet(card, pynvml.nvmlGpmSampleAlloc())
 
     def take(self) -> bool:
         return ask(lambda: pynvml.nvmlGpmSampleGet(self.card, self.samples[1])) is not None

@@ -10,7 +10,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,7 @@ def told(path: Path, find: Callable[[str], Any]) -> Any:
 
 def boot_id() -> str:
     """Tells machines apart that have the same name; empty where the system does not tell."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
+    return str(told(Path("/proc/sys/kernel/random/boot_id"), str.strip) or "")
 
 
 def describe() -> dict[str, Any]:

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent import futures
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from dragoman import runs
@@ -38,21 +37,15 @@ def launch_on_ray(processes: int | None, arguments: list[str], device: str, rest
     ray.init(**place, logging_level="ERROR")
     try:
         with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
-            return run_ranks(ray, processes, arguments, device, restarts, run, Path(notes), received)
+            desk = ray.remote(num_cpus=0)(Desk).remote()
+            told = {"arguments": arguments, "desk": desk, "run": str(run.path.absolute())}
+            return run_ranks(ray, desk, trainer_of(ray, processes, told, device, restarts, notes), received)
     finally:
         ray.shutdown()
 
 
-def run_ranks(
-    ray: Any,
-    processes: int | None,
-    arguments: list[str],
-    device: str,
-    restarts: int,
-    run: runs.RunFolder,
-    notes: Path,
-    received: list[int],
-) -> int:
+def trainer_of(ray: Any, processes: int | None, told: dict[str, Any], device: str, restarts: int, notes: str) -> Any:
+    """`told`: to every worker. `notes`: the folder for those of Ray."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -63,37 +56,31 @@ def run_ranks(
         raise TrainingError(
             f"--nproc {wanted}: the Ray cluster has {room} {'GPUs' if gpus else 'CPUs'}; lower it or add nodes"
         )
-    desk = ray.remote(num_cpus=0)(Desk).remote()
-    trainer = TorchTrainer(
+    return TorchTrainer(
         be_worker,
-        train_loop_config={"arguments": arguments, "desk": desk, "run": str(run.path.absolute())},
+        train_loop_config=told,
         torch_config=TorchConfig(backend="gloo", timeout_s=MEETING_SECONDS),  # only to agree on a port
         scaling_config=ScalingConfig(num_workers=wanted, use_gpu=gpus > 0),
-        run_config=RunConfig(storage_path=str(notes), failure_config=FailureConfig(max_failures=restarts)),
+        run_config=RunConfig(storage_path=notes, failure_config=FailureConfig(max_failures=restarts)),
     )
-    failures: list[Exception] = []
-    # Beside the main thread, of which Ray would take the signals.
-    fitting = threading.Thread(target=fit, args=(trainer, failures))
-    fitting.start()
+
+
+def run_ranks(ray: Any, desk: Any, trainer: Any, received: list[int]) -> int:
+    fitting = futures.ThreadPoolExecutor(1).submit(trainer.fit)  # in the main thread Ray would take the signals
     handed_on = 0
-    while fitting.is_alive():
-        fitting.join(LOOK_SECONDS)
+    while not fitting.done():
+        futures.wait([fitting], LOOK_SECONDS)
         for number in received[handed_on:]:
             ray.get(desk.hand_on.remote(number))
             handed_on += 1
+    error = fitting.exception()  # whatever Ray calls it: ranks that failed too often, a cluster that went away
+    if error:
+        print(f"dragoman: on Ray: {' '.join(str(error).split())[:300]}", file=sys.stderr)
     codes: list[int] = ray.get(desk.codes.remote())
     if 2 in codes:
         return 2
-    code = max([*codes, int(bool(failures))])  # a rank that ended well does not make up for one that failed too often
+    code = max([*codes, int(bool(error))])  # a rank that ended well does not make up for one that failed too often
     return 128 + received[0] if stopped_well(received, code) else code
-
-
-def fit(trainer: Any, failures: list[Exception]) -> None:
-    try:
-        trainer.fit()
-    except Exception as error:  # whatever Ray calls it: ranks that failed too often, a cluster that went away
-        failures.append(error)
-        print(f"dragoman: on Ray: {' '.join(str(error).split())[:300]}", file=sys.stderr)
 
 
 class Desk:

@@ -7,26 +7,26 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.futures import Future
 
-Work = Callable[[], Tensor]
+Result = TypeVar("Result")
 
 
 class Courier:
     def __init__(self, device: torch.device):
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.waiting: queue.SimpleQueue[tuple[Work, Future[Tensor]]] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         if self.stream is None:
             threading.Thread(target=self.run, name="courier", daemon=True).start()
 
-    def hand_in(self, work: Work) -> Future[Tensor]:
+    def hand_in(self, work: Callable[[], Result]) -> Future[Result]:
         """Its result in time. Waiting for it waits for the exchange; on a GPU only the stream does."""
         if self.stream is None:
-            future: Future[Tensor] = Future()
+            future: Future[Result] = Future()
             self.waiting.put((work, future))
             return future
         future = Future(devices=[self.device])

@@ -31,38 +31,31 @@ class Finding:
     remedy: str = ""
 
 
-BEFORE_RANKS = Finding("ok", "")
-
-
 def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     """Findings one by one, as they are made. Ends early where nothing more can be asked; ranks start only where all is well."""
     stopped = False
     try:
-        for finding in findings(cluster, config, checkpoint_bytes, model_bytes):
-            if finding is BEFORE_RANKS:
-                if stopped:
-                    return
-                continue
-            stopped = stopped or finding.verdict == "stop"
-            yield finding
+        with Fleet(cluster, config, []) as fleet:
+            for finding in before_ranks(fleet, checkpoint_bytes):
+                stopped = stopped or finding.verdict == "stop"
+                yield finding
+            if not stopped:
+                yield from all_reduce(fleet, model_bytes)
     except TrainingError as error:
         yield Finding("stop", str(error))
 
 
-def findings(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
-    with Fleet(cluster, config, []) as fleet:
-        fleet.look()
-        yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
-        yield from same(fleet)
-        for host in fleet.hosts:
-            yield from equipment(host, checkpoint_bytes)
-        yield from shared(fleet)
-        yield from clocks(fleet)
-        fleet.meet()
-        yield from network(fleet)
-        fleet.stop_listening()
-        yield BEFORE_RANKS
-        yield from all_reduce(fleet, model_bytes)
+def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
+    fleet.look()
+    yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
+    yield from same(fleet)
+    for host in fleet.hosts:
+        yield from equipment(host, checkpoint_bytes)
+    yield from shared(fleet)
+    yield from clocks(fleet)
+    fleet.meet()
+    yield from network(fleet)
+    fleet.stop_listening()
 
 
 def same(fleet: Fleet) -> Iterator[Finding]:
@@ -74,28 +67,24 @@ def same(fleet: Fleet) -> Iterator[Finding]:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     yield Finding("ok", f"the same versions everywhere: {versions}")
     yield Finding("ok", f"the same run file and the same prepared data everywhere (digest {facts['data_digest'][:12]})")
-    drivers = {gpu["driver"] for host in fleet.hosts for gpu in host.facts["gpus"]}
-    names = {gpu["name"] for host in fleet.hosts for gpu in host.facts["gpus"]}
+    drivers, names = ({gpu[key] for host in fleet.hosts for gpu in host.facts["gpus"]} for key in ("driver", "name"))
     if len(drivers) > 1:
         yield Finding("warning", f"GPU drivers differ: {', '.join(sorted(drivers))}", "install the same on all hosts")
     if len(names) > 1:
-        yield Finding(
-            "warning", f"GPUs differ: {', '.join(sorted(names))}; the slowest sets the pace", "use hosts of one kind"
-        )
+        told = f"GPUs differ: {', '.join(sorted(names))}; the slowest sets the pace"
+        yield Finding("warning", told, "use hosts of one kind")
 
 
 def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
     facts, gpus = host.facts, host.facts["gpus"]
-    has = (
-        f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})"
-        if gpus
-        else f"no GPU to use, {facts['usable_cores']} cores"
-    )
-    room = len(gpus) or facts["usable_cores"]
+    room, has = facts["usable_cores"], f"no GPU to use, {facts['usable_cores']} cores"
+    if gpus:
+        room, has = len(gpus), f"{len(gpus)} x {gpus[0]['name']} (driver {gpus[0]['driver']})"
+    told = f"host {host.name}: {has}, for {host.ranks} processes"
     if host.ranks > room:
-        yield Finding("stop", f"host {host.name}: {has}, for {host.ranks} processes", f"start at most {room} there")
+        yield Finding("stop", told, f"start at most {room} there")
     else:
-        yield Finding("ok", f"host {host.name}: {has}, for {host.ranks} processes")
+        yield Finding("ok", told)
     if "disk" not in facts:  # its configuration could not be read: that is told elsewhere
         return
     disk = facts["disk"]
@@ -131,12 +120,8 @@ def clocks(fleet: Fleet) -> Iterator[Finding]:
         skews[host.name] = min(offsets)[1]
     apart = max(skews.values()) - min(skews.values())
     if apart > SKEW_SECONDS:
-        told = ", ".join(f"{name} {skew:+.1f} s" for name, skew in skews.items())
-        yield Finding(
-            "warning",
-            f"clocks are {apart:.1f} s apart: {told}",
-            "let chrony or ntpd set them: times in logs do not fit",
-        )
+        told = f"clocks are {apart:.1f} s apart: " + ", ".join(f"{name} {skew:+.1f} s" for name, skew in skews.items())
+        yield Finding("warning", told, "let chrony or ntpd set them: times in logs do not fit")
     else:
         yield Finding("ok", f"clocks are less than {max(apart, 0.01):.2f} s apart")
 
@@ -148,23 +133,19 @@ def network(fleet: Fleet) -> Iterator[Finding]:
     for host in fleet.hosts:
         mbit = host.ask("speed", interface=host.interface)["mbit"]
         said = f"says {mbit:,} Mbit/s" if mbit else "does not say its speed"
-        yield Finding(
-            "ok", f"host {host.name}: reached by all others at {host.address}, interface {host.interface}, which {said}"
-        )
+        reached = f"reached by all others at {host.address}, interface {host.interface}"
+        yield Finding("ok", f"host {host.name}: {reached}, which {said}")
     rates = {}
     for sender, receiver in permutations(fleet.hosts, 2):
         found = sender.ask("measure", address=receiver.address, port=receiver.port, duration=MEASURE_SECONDS)
-        rates[sender.name, receiver.name] = found["bytes_per_s"]
-        trip = 1e3 * found["round_trip_seconds"]
-        text = f"{sender.name} to {receiver.name}: {found['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s, there and back {trip:.2f} ms"
-        yield Finding("ok", text)
+        way, trip = f"{sender.name} to {receiver.name}", 1e3 * found["round_trip_seconds"]
+        rates[way] = found["bytes_per_s"] * 8 / 1e6
+        yield Finding("ok", f"{way}: {rates[way]:,.0f} Mbit/s, there and back {trip:.2f} ms")
     best = max(rates.values())
-    for (sender_name, receiver_name), rate in rates.items():
+    for way, rate in rates.items():
         if rate < best / 2:
-            text = (
-                f"{sender_name} to {receiver_name} has less than half of the {best * 8 / 1e6:,.0f} Mbit/s of the best"
-            )
-            yield Finding("warning", text, "check cable, port and limits of both: the slowest link sets the pace")
+            told = f"{way} has less than half of the {best:,.0f} Mbit/s of the best"
+            yield Finding("warning", told, "check cable, port and limits of both: the slowest link sets the pace")
 
 
 def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
@@ -175,27 +156,22 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
     while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
         with suppress(queue.Empty):
             host, message = fleet.inbox.get(timeout=0.2)
-            word, _, value = message.get("line", "").partition(" ") if "rank" in message else ("", "", "")
-            seconds = float(value) if word == "seconds" else seconds
-            if (word, value) == ("device", "cpu") and host.facts["gpus"]:
-                yield Finding("stop", f"host {host.name}: its torch sees none of its GPUs", NO_CUDA)
-                return
-            failure = None if "rank" in message else fleet.hear(host, message)
-            if failure:
-                yield Finding(
-                    "stop", f"an all-reduce failed: {failure.line}", "the lines above say what may be in the way"
-                )
+            if "rank" in message:
+                word, _, value = message["line"].partition(" ")
+                seconds = float(value) if word == "seconds" else seconds
+                if (word, value) == ("device", "cpu") and host.facts["gpus"]:
+                    yield Finding("stop", f"host {host.name}: its torch sees none of its GPUs", NO_CUDA)
+                    return
+            elif failure := fleet.hear(host, message):
+                told = f"an all-reduce failed: {failure.line}"
+                yield Finding("stop", told, "the lines above say what may be in the way")
                 return
     size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"
     chosen = fleet.config.parallel
     needed = chosen.strategy not in ("local", "streaming") and chosen.wire == "fp32"
     if any(host.ended is None for host in fleet.hosts):
-        yield Finding(
-            "stop" if needed else "warning",
-            f"an all-reduce of {size} did not end within {PROBE_SECONDS:.0f} s",
-            "the network is too slow for ddp",
-        )
+        told = f"an all-reduce of {size} did not end within {PROBE_SECONDS:.0f} s"
+        yield Finding("stop" if needed else "warning", told, "the network is too slow for ddp")
     elif seconds:
-        yield Finding(
-            "ok", f"an all-reduce of {size} takes {seconds:.3f} s; ddp hides what fits beside the backward pass"
-        )
+        told = f"an all-reduce of {size} takes {seconds:.3f} s; ddp hides what fits beside the backward pass"
+        yield Finding("ok", told)

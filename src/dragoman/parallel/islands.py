@@ -23,8 +23,12 @@ class Islands:
     between: dist.ProcessGroup | None  # the first ranks of all islands, for the courier
 
     @property
+    def first(self) -> int:
+        return self.ranks[self.own][0]
+
+    @property
     def leads(self) -> bool:
-        return dist.get_rank() == self.ranks[self.own][0]
+        return dist.get_rank() == self.first
 
     @property
     def size(self) -> int:

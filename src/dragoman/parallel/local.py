@@ -8,23 +8,25 @@ exchange run while the islands go on computing: when it lands, an island keeps t
       |--- flight ---|          fragment 0
              |--- flight ---|   fragment 1 ...
 
-Exactly the same agreed weights on every rank. Between two agreements each island has weights and moments of its own.
+The outer step is made where the exchange is, beside the computing; landing only adds to the weights. Exactly the same agreed
+weights on every rank. Between two agreements each island has weights and moments of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
 from dragoman.config.schema import Parallel
-from dragoman.parallel import wire
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy, Tensors, holding
+
+# Mean difference, and what follows from it: agreed weights, momentum, and the way from where this island was when it was sent.
+Arrival = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Local(Strategy):
@@ -32,14 +34,13 @@ class Local(Strategy):
 
     def __init__(self, section: Parallel, mesh: Mesh):
         super().__init__(section, mesh)
-        self.flights: dict[int, tuple[Tensor, Future[Tensor]]] = {}  # by fragment: weights when sent, mean difference
-        fragments = section.fragments if section.strategy == "streaming" else 1
-        self.sent_at = [
-            (number + 1) * section.inner_steps // fragments % section.inner_steps for number in range(fragments)
-        ]
-        delay = section.inner_steps // fragments if section.strategy == "streaming" else 0
-        self.landed_at = [(sent + delay) % section.inner_steps for sent in self.sent_at]
-        self.delay = delay
+        self.flights: dict[int, tuple[Tensor, Future[Arrival]]] = {}  # by fragment: weights when sent, what comes back
+        streams = section.strategy == "streaming"
+        fragments = section.fragments if streams else 1
+        apart = section.inner_steps // fragments  # steps from one fragment to the next
+        self.delay = apart if streams else 0
+        self.sent_at = [(number + 1) * apart % section.inner_steps for number in range(fragments)]
+        self.landed_at = [(sent + self.delay) % section.inner_steps for sent in self.sent_at]
 
     def needs_islands(self) -> bool:
         return True
@@ -62,8 +63,11 @@ class Local(Strategy):
         """The weights as they are now are what is agreed on. What is on its way arrives first: its memory is still written to."""
         for _, future in self.flights.values():
             future.wait()
-        self.weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
-        self.momentum = torch.zeros_like(self.weights)
+        weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        self.size = -(-len(weights) // len(self.sent_at))  # of a fragment
+        self.weights = list(torch.split(weights, self.size))
+        self.momentum = [torch.zeros_like(part) for part in self.weights]
+        self.spare = torch.empty_like(weights[: self.size])  # on a CPU fresh memory costs more than what is put there
         self.flights.clear()
         self.residuals.clear()
 
@@ -74,14 +78,10 @@ class Local(Strategy):
 
     # --- fragments ---
 
-    def bounds(self, fragment: int) -> tuple[int, int]:
-        size = -(-self.weights.numel() // len(self.sent_at))
-        return fragment * size, min((fragment + 1) * size, self.weights.numel())
-
     def pieces(self, fragment: int) -> Iterator[tuple[Tensor, slice]]:
         """Stretches of parameters that lie in a fragment, and where they lie in it."""
-        start, end = self.bounds(fragment)
-        begin = 0
+        start = fragment * self.size
+        end, begin = start + self.size, 0
         for parameter in self.parameters:
             low, high = max(begin, start), min(begin + parameter.numel(), end)
             if low < high:
@@ -92,7 +92,7 @@ class Local(Strategy):
     def after_step(self, step: int) -> None:
         phase = step % self.section.inner_steps
         for fragment, due in enumerate(self.landed_at):
-            if self.delay and phase == due and fragment in self.flights:
+            if phase == due and fragment in self.flights:
                 self.land(fragment)
         for fragment, due in enumerate(self.sent_at):
             if phase == due:
@@ -101,80 +101,71 @@ class Local(Strategy):
                     self.land(fragment)
 
     def send(self, fragment: int) -> None:
-        start, end = self.bounds(fragment)
-        sent = torch.cat([piece for piece, _ in self.pieces(fragment)])
+        """One fragment at a time is on its way, so that all of them can leave from the same memory."""
+        sent = self.spare[: len(self.weights[fragment])]
+        torch.cat([piece for piece, _ in self.pieces(fragment)], out=sent)
+        self.flights[fragment] = sent, self.courier.hand_in(lambda: self.agree(fragment, sent))
+
+    def agree(self, fragment: int, sent: Tensor) -> Arrival:
         assert self.islands
         share = self.islands.size / self.mesh.world  # an island counts as much as it has ranks
-        difference = torch.sub(self.weights[start:end], sent).mul_(share)
-        self.flights[fragment] = sent, self.courier.hand_in(lambda: self.sum_over_islands(difference, fragment))
+        difference = torch.sub(self.weights[fragment], sent).mul_(share)
+        return self.outer_step(fragment, sent, self.sum_over_islands(difference, fragment))
 
-    def sum_over_islands(self, difference: Tensor, fragment: int) -> Tensor:
-        """Between the first ranks of all islands, then to the others of each."""
-        assert self.islands
-        if self.islands.leads:
-            residual = self.residual(fragment, difference, len(self.islands.ranks))
-            wire.sum_over(difference, self.islands.between, self.section.wire, residual)
-        if self.islands.size > 1:
-            dist.broadcast(difference, self.islands.ranks[self.islands.own][0], group=self.islands.within)
-        return difference
+    def outer_step(self, fragment: int, sent: Tensor, difference: Tensor) -> Arrival:
+        """Nothing of ours changes before it lands: a checkpoint between is the same, however fast the network is."""
+        decay = self.section.outer_momentum
+        momentum = torch.mul(self.momentum[fragment], decay).add_(difference)
+        step = torch.add(difference, momentum, alpha=decay)
+        weights = torch.sub(self.weights[fragment], step, alpha=self.section.outer_learning_rate)
+        return difference, weights, momentum, torch.sub(weights, sent, out=step)
 
     def land(self, fragment: int) -> None:
-        """The outer step, and back into the weights of the island."""
-        sent, future = self.flights.pop(fragment)
-        gradient = future.wait()
-        start, end = self.bounds(fragment)
-        weights, momentum, section = self.weights[start:end], self.momentum[start:end], self.section
-        # In place: on a CPU every new tensor of this size costs more than the arithmetic.
-        momentum.mul_(section.outer_momentum).add_(gradient)
-        weights.sub_(gradient.add_(momentum, alpha=section.outer_momentum), alpha=section.outer_learning_rate)
-        way = torch.sub(weights, sent, out=sent)  # what the others and the outer step add to where this island was
+        _, arrival = self.flights.pop(fragment)
+        _, self.weights[fragment], self.momentum[fragment], way = arrival.wait()
         for piece, place in self.pieces(fragment):
-            if self.delay:
+            if self.delay:  # what the others and the outer step add to where this island is by now
                 piece.add_(way[place])
             else:
-                piece.copy_(weights[place])
-
-    def fits(self, fragment: int, tensor: Tensor) -> bool:
-        if not self.delay or fragment >= len(self.sent_at):
-            return False
-        start, end = self.bounds(fragment)
-        return tensor.numel() == end - start
+                piece.copy_(self.weights[fragment][place])
 
     # --- what is agreed on, and what is not ---
 
     def agreed(self, model: nn.Module) -> Tensors:
         """What is frozen is the same everywhere, and never exchanged."""
-        parts = iter(torch.split(self.weights, [parameter.numel() for parameter in self.parameters]))
+        parts = iter(self.agreed_parts())
         return {
             name: next(parts).view(parameter.shape) if parameter.requires_grad else parameter.detach()
             for name, parameter in model.named_parameters()
         }
 
+    def agreed_parts(self) -> Sequence[Tensor]:
+        """Of every parameter that learns."""
+        return torch.split(torch.cat(self.weights), [parameter.numel() for parameter in self.parameters])
+
     @contextmanager
     def looking(self, objective: nn.Module) -> Iterator[nn.Module]:
-        agreed = torch.split(self.weights, [parameter.numel() for parameter in self.parameters])
-        with holding(self.parameters, agreed):
+        with holding(self.parameters, self.agreed_parts()):
             yield objective
 
     def own_state(self) -> Tensors:
         """Flights are waited for, but not landed before their time."""
-        flights = {fragment: (sent, future.wait()) for fragment, (sent, future) in self.flights.items()}
-        sent = {f"sent.{fragment}": flight[0] for fragment, flight in flights.items()}
-        result = {f"difference.{fragment}": flight[1] for fragment, flight in flights.items()}
-        return super().own_state() | sent | result | {"momentum": self.momentum}
+        sent = {f"sent.{fragment}": flight[0] for fragment, flight in self.flights.items()}
+        result = {f"difference.{fragment}": flight[1].wait()[0] for fragment, flight in self.flights.items()}
+        return super().own_state() | sent | result | {"momentum": torch.cat(self.momentum)}
 
     def load_own(self, tensors: Tensors) -> None:
         """After the agreed weights were put into the model, and before its own are."""
         self.restart()
-        if "momentum" not in tensors or tensors["momentum"].shape != self.momentum.shape:
+        momentum = tensors.get("momentum")
+        if momentum is None or len(momentum) != sum(map(len, self.weights)):
             return
         super().load_own(tensors)
-        self.momentum.copy_(tensors["momentum"])
-        for name, tensor in tensors.items():
-            if name.startswith("sent."):
-                fragment = int(name.removeprefix("sent."))
-                if not self.fits(fragment, tensor):  # of another number of fragments: it is lost
-                    continue
-                arrived: Future[Tensor] = Future()
-                arrived.set_result(tensors[f"difference.{fragment}"].to(self.mesh.device))
-                self.flights[fragment] = tensor.to(self.mesh.device), arrived
+        self.momentum = list(torch.split(momentum.to(self.mesh.device), self.size))
+        for fragment, weights in enumerate(self.weights if self.delay else ()):
+            sent = tensors.get(f"sent.{fragment}")
+            if sent is not None and len(sent) == len(weights):  # that of another number of fragments is lost
+                sent, difference = (each.to(self.mesh.device) for each in (sent, tensors[f"difference.{fragment}"]))
+                arrived: Future[Arrival] = Future()
+                arrived.set_result(self.outer_step(fragment, sent, difference))
+                self.flights[fragment] = sent, arrived

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -158,23 +159,20 @@ def read_exactly(connection: socket.socket, count: int) -> bytes:
 
 def reach(addresses: list[str], ports: list[int], token: str) -> dict[str, list[str]]:
     """Per address and port: "" where the host that is meant answered, or why not. All are tried at once."""
-    found: dict[tuple[str, int], str] = {}
 
-    def attempt(address: str, port: int) -> None:
+    def attempt(place: tuple[str, int]) -> str:
         try:
-            connection, answer = connected(address, port)
+            connection, answer = connected(*place)
             connection.close()
-            found[address, port] = "" if answer == token else "another machine answered there"
+            return "" if answer == token else "another machine answered there"
         except TimeoutError:
-            found[address, port] = f"no answer within {REACH_SECONDS:.0f} s"
+            return f"no answer within {REACH_SECONDS:.0f} s"
         except OSError as error:
-            found[address, port] = error.strerror or str(error)
+            return error.strerror or str(error)
 
-    threads = [threading.Thread(target=attempt, args=place) for place in product(addresses, ports)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    places = list(product(addresses, ports))
+    with ThreadPoolExecutor(max(1, len(places))) as pool:
+        found = dict(zip(places, pool.map(attempt, places), strict=True))
     return {address: [found[address, port] for port in ports] for address in addresses}
 
 

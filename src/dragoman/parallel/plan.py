@@ -7,8 +7,6 @@ step = compute + exposed, where exposed is what the exchange takes beyond the co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dragoman.errors import DragomanError
@@ -18,6 +16,7 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
 GLOO_TURNS = 1.2  # times longer: in gloo's gathers of large tensors one direction often waits for the other
 EVERY_BUCKET = ("ddp", "two_level")  # strategies that exchange gradients in buckets, beside the backward pass
+RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
 ALMOST = 1.05  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
@@ -82,21 +81,21 @@ def sent_bytes(setting: Setting, strategy: str, wire: str) -> float:
         scattered = 2 * count if setting.gloo else count
         return (gathered + scattered) * (ranks - 1) / ranks * BYTES["fp32"]
     between = ring(hosts) * count * BYTES[wire]
-    return between / setting.inner_steps if strategy in ("local", "streaming") else between
+    return between / setting.inner_steps if strategy in RARELY else between
 
 
 def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     """Of one step: bytes at the rate of the link, a round for every bucket and member, and the host's own work."""
     if setting.hosts == 1:
         return 0.0
-    rare = setting.inner_steps if strategy in ("local", "streaming") else 1
+    rare = setting.inner_steps if strategy in RARELY else 1
     members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
     packing = setting.parameters * setting.pack_seconds.get(wire, 0.0) / rare
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
-    if strategy in EVERY_BUCKET:  # one is worked on while another travels
-        return max(travel, packing) + rounds
+    if strategy in EVERY_BUCKET:  # one is worked on while another travels, but for the first and the last
+        return max(travel, packing) + min(travel, packing) / parts + rounds
     if strategy == "fsdp" and setting.gloo:
         travel *= GLOO_TURNS
         packing *= sent_bytes(setting, strategy, wire) / sent_bytes(setting, "ddp", wire)  # gathers are work, too
@@ -109,13 +108,9 @@ def buckets(setting: Setting) -> int:
 
 def exposed(setting: Setting, strategy: str, seconds: float) -> float:
     """What is left of an exchange when the computing beside it is done."""
-    if strategy == "local":
+    if strategy == "local" or (strategy in ("fsdp", "hybrid") and setting.gloo):
         return seconds
-    if strategy == "streaming":  # a fragment has the time until the next is sent
-        return max(0.0, seconds - setting.compute_seconds)
-    if strategy in ("fsdp", "hybrid") and setting.gloo:
-        return seconds
-    if strategy == "fsdp":  # gathers run beside the forward pass too
+    if strategy in ("streaming", "fsdp"):  # until the next fragment is sent; gathers run beside the forward pass too
         return max(0.0, seconds - setting.compute_seconds)
     last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
     return max(last, seconds - window(setting))
@@ -130,7 +125,7 @@ def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:
     seconds = exchange_seconds(setting, strategy, wire)
     waiting = exposed(setting, strategy, seconds)
     step = setting.compute_seconds + waiting
-    exact = strategy not in ("local", "streaming") and wire == "fp32"
+    exact = strategy not in RARELY and wire == "fp32"
     sent = sent_bytes(setting, strategy, wire)
     return Forecast(strategy, wire, exact, sent, seconds, waiting, step, setting.compute_seconds / step)
 
@@ -140,7 +135,7 @@ ALL = [
     *(("two_level", wire) for wire in BYTES),
     ("fsdp", "fp32"),
     ("hybrid", "fp32"),
-    *((strategy, wire) for strategy in ("local", "streaming") for wire in ("bf16", "int8")),
+    *((strategy, wire) for strategy in RARELY for wire in ("bf16", "int8")),
 ]
 
 
@@ -154,20 +149,15 @@ def forecasts(setting: Setting) -> list[Forecast]:
 def recommended(choices: list[Forecast]) -> Forecast:
     """The fastest; but one that makes the same updates where it is almost as fast, and the plainest of these."""
     fastest = min(choices, key=lambda each: each.step_seconds)
-
-    def almost(accepted: Callable[[Forecast], bool]) -> Forecast | None:
-        near = [each for each in choices if accepted(each) and each.step_seconds <= ALMOST * fastest.step_seconds]
-        return near[0] if near else None
-
-    exact = almost(lambda each: each.exact)
-    every_step = almost(lambda each: each.strategy not in ("local", "streaming"))
-    return exact or every_step or fastest
+    near = [each for each in choices if each.step_seconds <= ALMOST * fastest.step_seconds]
+    exact = [each for each in near if each.exact]
+    every_step = [each for each in near if each.strategy not in RARELY]
+    return (exact or every_step or [fastest])[0]
 
 
 def parse_rate(text: str) -> float:
     """1gbit, 100 Mbit/s, 25Gbit -> bytes per second that are left for data."""
-    found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?bit)(/s|ps)?\s*", text, re.IGNORECASE)
-    with suppress(ValueError):
-        if found and float(found[1]) > 0:
-            return float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmgt]?bit)(/s|ps)?\s*", text, re.IGNORECASE)
+    if found and float(found[1]) > 0:
+        return float(found[1]) * UNITS[found[2].lower()] / 8 * GOODPUT
     raise DragomanError(f"--bandwidth {text!r}: write it as 1gbit, 100mbit or 25gbit")

@@ -37,9 +37,9 @@ LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
 GRACE_SECONDS = 3.0  # for ranks that lost one: what they say in their last words may be the reason
 SAVE_SECONDS = 300.0  # for those among them that are writing a checkpoint
-STOPPED_LOOKS = 40  # two seconds: a rank that stands still so long by a signal (SIGSTOP) holds up all others
+STOPPED_LOOKS = 100  # two seconds: a rank that stands still so long by a signal (SIGSTOP) holds up all others
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.02
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
 HUNG = 74  # exit code of a rank that hung
 FAILED = 1  # weight of an outcome that may have another one as its reason
@@ -49,9 +49,7 @@ STUCK_SECONDS = 30.0  # after which a rank that was killed and is still there is
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = 255  # exit code of all ranks whose fork server is gone; they may live on
 NURSERY = multiprocessing.get_context("forkserver")
-NURSERY.set_forkserver_preload(
-    ["dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.stages", "dragoman.cli.tell"]
-)
+NURSERY.set_forkserver_preload(["dragoman.cli.nursery"])
 KILLED: dict[int, str] = {signal.SIGKILL: "was killed (by somebody, or by the kernel when memory ran out: dmesg tells)"}
 
 

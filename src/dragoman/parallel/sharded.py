@@ -33,10 +33,6 @@ class Sharded(Strategy):
     def needs_islands(self) -> bool:
         return self.section.strategy == "hybrid"
 
-    @property
-    def seat(self) -> None:
-        return None
-
     def shard(self, objective: nn.Module) -> None:
         # It warns of operations in place on what a block returns. The model has none; tests compare its gradients.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")

@@ -48,17 +48,17 @@ def script(
         raise ConfigError(
             ["with --gpus-per-task a process sees one GPU and takes it for the first; use --gpus-per-node"], "--sbatch"
         )
-    command = [python, "-m", "dragoman", "train", run_file, *overrides, "--resume"]
-    names = f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME=={interface}" if interface else ""
+    name = Path(run_file).stem
+    command = shlex.join([python, "-m", "dragoman", "train", run_file, *overrides, "--resume"])
     return SCRIPT.format(
-        name=Path(run_file).stem,
+        name=name,
         nodes=nodes,
         tasks=tasks,
         options="\n".join(f"#SBATCH {option}" for option in options),
         folder=shlex.quote(folder),
-        again=shlex.quote("sbatch " + f"{Path(run_file).stem}.sbatch"),
-        interface=names,
-        command=" ".join(shlex.quote(word) for word in command).replace("'", "'\\''"),
+        again=shlex.quote(f"sbatch {name}.sbatch"),
+        interface=f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME=={interface}" if interface else "",
+        command=command.replace("'", "'\\''"),
     )
 
 

@@ -21,6 +21,7 @@ from dragoman.config.schema import Parallel
 from dragoman.parallel import islands, wire
 from dragoman.parallel.courier import Courier
 from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.timing import inside
 
 Tensors = dict[str, Tensor]
 
@@ -92,38 +93,36 @@ class Strategy:
 
     def exchange(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Only the last micro-batch of a step exchanges gradients; the ones before it just add up."""
-        inner = getattr(wrapped, "_orig_mod", wrapped)
-        if isinstance(inner, DistributedDataParallel) and not last:
-            return inner.no_sync()
+        ddp = inside(wrapped)
+        if ddp and not last:
+            return ddp.no_sync()
         return nullcontext()
 
     def hook(self, bucket: Any) -> Future[Tensor]:
         """Called by DDP for every bucket that is full, in the same order on every rank."""
-        buffer: Tensor = bucket.buffer()
-        index: int = bucket.index()
+        buffer, index = bucket.buffer(), bucket.index()
+        return self.courier.hand_in(lambda: self.sum_gradients(buffer, index).div_(self.mesh.world))
 
-        def work() -> Tensor:
-            self.sum_gradients(buffer, index)
-            buffer.div_(self.mesh.world)
-            return buffer
-
-        return self.courier.hand_in(work)
-
-    def sum_gradients(self, buffer: Tensor, index: int) -> None:
+    def sum_gradients(self, buffer: Tensor, index: int) -> Tensor:
         """two_level: inside the island first, then between their first ranks, and back. Only what goes between islands is
         made smaller; otherwise every rank is on its own."""
         assert self.islands
         if self.section.strategy != "two_level":
             wire.sum_over(buffer, None, self.section.wire, self.residual(index, buffer, self.mesh.world))
-            return
-        first = self.islands.ranks[self.islands.own][0]
+            return buffer
         if self.islands.size > 1:
-            dist.reduce(buffer, first, group=self.islands.within)
+            dist.reduce(buffer, self.islands.first, group=self.islands.within)
+        return self.sum_over_islands(buffer, index)
+
+    def sum_over_islands(self, buffer: Tensor, index: int) -> Tensor:
+        """Between the first ranks of all islands, then to the others of each."""
+        assert self.islands
         if self.islands.leads:
             residual = self.residual(index, buffer, len(self.islands.ranks))
             wire.sum_over(buffer, self.islands.between, self.section.wire, residual)
         if self.islands.size > 1:
-            dist.broadcast(buffer, first, group=self.islands.within)
+            dist.broadcast(buffer, self.islands.first, group=self.islands.within)
+        return buffer
 
     def residual(self, index: int, buffer: Tensor, ranks: int) -> Tensor | None:
         if self.section.wire != "int8":
@@ -172,9 +171,8 @@ class Strategy:
         return {f"residual.{index}": tensor for index, tensor in self.residuals.items()}
 
     def load_own(self, tensors: Tensors) -> None:
-        kept = {
-            name: tensor
+        self.residuals = {
+            int(name.removeprefix("residual.")): tensor.to(self.mesh.device)
             for name, tensor in tensors.items()
             if name.startswith("residual.") and self.section.wire == "int8" and bool(tensor.isfinite().all())
         }
-        self.residuals = {int(name.split(".")[1]): tensor.to(self.mesh.device) for name, tensor in kept.items()}

@@ -22,8 +22,8 @@ from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
 from dragoman.parallel.ranks import NURSERY, warm
 
-NUMBERS = 1 << 22  # about as many as DDP exchanges at once
-TRIALS = 5
+NUMBERS = 1 << 24  # more than a cache holds, as gradients are
+TRIALS = 3
 PATIENCE_SECONDS = 60.0
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 BLOCK = 1024  # numbers that share a scale
 PIECE = 1 << 19  # numbers in 8 bits that travel together
-gather_whole = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)  # as torch 2.13 calls it, and before
+# As torch 2.13 calls it, and before.
+gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 NUMBER_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / BLOCK}
 
 

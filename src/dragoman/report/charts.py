@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from html import escape
 from io import StringIO
@@ -40,7 +40,15 @@ Drawing = Callable[[Figure, RunRecord], None]
 Point = TypeVar("Point")
 Rates = list[tuple[float, float]]
 """Times, and values."""
+Measured = Callable[[Row], Iterable[tuple[float, float]]]
+"""Host -> the same."""
 FEW = 12  # a curve of fewer points shows them; a single point would be no curve at all
+
+
+@contextmanager
+def sheet(height: float = HEIGHT) -> Iterator[Figure]:
+    with matplotlib.rc_context(fname=STYLE):
+        yield Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def draw_all(record: RunRecord) -> dict[str, str]:
@@ -65,8 +73,7 @@ def draw_all(record: RunRecord) -> dict[str, str]:
         drawings[f"{name}_by_{x}"] = (partial(of_axis, x), HEIGHT, f"{label}, against {AXES[x]}")
     figures = {}
     for name, (drawing, height, label) in drawings.items():
-        with suppress(NotRecorded), matplotlib.rc_context(fname=STYLE):
-            figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        with suppress(NotRecorded), sheet(height) as figure:
             drawing(figure, record)
             figures[name] = inline(figure, name, label)
     return figures
@@ -74,26 +81,24 @@ def draw_all(record: RunRecord) -> dict[str, str]:
 
 def draw_comparison(records: list[RunRecord], names: list[str]) -> dict[str, str]:
     """The curves of several runs on top of each other: loss and BLEU against step and time, speed against step."""
-    wanted = [("valid", "loss", x) for x in ("step", "time")] + [("valid", "bleu", x) for x in ("step", "time")]
+    wanted = [("valid", key, x) for key, x in product(("loss", "bleu"), ("step", "time"))]
     wanted += [("train", "loss", "step"), ("train", "target_tokens_per_s", "step")]
     figures = {}
     for kind, key, x in wanted:
-        with matplotlib.rc_context(fname=STYLE):
-            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-            axes = over_steps(
-                figure.add_subplot(), f"{'validation' if kind == 'valid' else 'training'} {key.replace('_', ' ')}"
-            )
+        with sheet() as figure:
+            unit = f"{'validation' if kind == 'valid' else 'training'} {key.replace('_', ' ')}"
+            axes = over_steps(figure.add_subplot(), unit)
             if x == "time":
                 not_over_steps(axes, "wall clock (min)")
-            for record, name, colour in zip(records, names, cycle(COLOURS), strict=False):
-                rows = record.valid_rows if kind == "valid" else record.train_rows
+            for record, run, colour in zip(records, names, cycle(COLOURS), strict=False):
                 with suppress(NotRecorded):
-                    at, values = placed(rows, key, x, record)
+                    at, values = placed(record, kind, key, x)
                     factor = hours(record)[1] / 60 if x == "time" else 1.0
-                    axes.plot([place * factor for place in at], values, color=colour, label=name)
+                    axes.plot([place * factor for place in at], values, color=colour, label=run)
             if axes.lines:
                 axes.legend()
-                figures[f"{kind}_{key}_{x}"] = inline(figure, f"{kind}_{key}_{x}", f"{kind} {key} against {x}")
+                name = f"{kind}_{key}_{x}"
+                figures[name] = inline(figure, name, f"{kind} {key} against {x}")
     return figures
 
 
@@ -134,8 +139,12 @@ def hours(record: RunRecord) -> tuple[float, float, str]:
     begin = min((row["time"] for row in (*record.events, *record.train_rows) if "time" in row), default=None)
     if begin is None:
         raise NotRecorded("no row has a time")
-    long = measures.end_time(record) - begin
-    return (begin, *next((pair for pair in ((3600.0, "h"), (60.0, "min")) if long >= 2 * pair[0]), (1.0, "s")))
+    return begin, *unit_of(measures.end_time(record) - begin)
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """What a span of time is counted in."""
+    return next((unit for unit in ((3600.0, "h"), (60.0, "min")) if seconds >= 2 * unit[0]), (1.0, "s"))
 
 
 @once
@@ -146,26 +155,23 @@ def place(record: RunRecord, x: str) -> Callable[[Row], float | None]:
     if x == "time":
         begin, unit, _ = hours(record)
         return lambda row: None if (time := number(row, "time")) is None else (time - begin) / unit
-    tokens = {
-        row["step"]: many / 1e6 for row in record.train_rows if (many := number(row, "target_tokens")) is not None
-    }
+    tokens = {step: many / 1e6 for step, many in zip(*measures.series(record.train_rows, "target_tokens"), strict=True)}
     return lambda row: tokens.get(row["step"])
 
 
-def placed(rows: list[Row], key: str, x: str, record: RunRecord) -> tuple[list[float], list[float]]:
+def placed(record: RunRecord, kind: str, key: str, x: str) -> tuple[list[float], list[float]]:
     """Places and values of the rows that have both, thinned to what a figure can show."""
-    known, where = [row for row in rows if number(row, key) is not None], place(record, x)
+    rows, where = record.train_rows if kind == "train" else record.valid_rows, place(record, x)
+    known = [row for row in rows if number(row, key) is not None]
     found = [(at, float(row[key])) for row in thinned(known) if (at := where(row)) is not None]
     return [at for at, _ in found], [value for _, value in found]
 
 
 def over(x: str, figure: Figure, record: RunRecord, unit: str) -> Axes:
     axes = over_steps(figure.add_subplot(), unit)
-    return (
-        axes
-        if x == "step"
-        else not_over_steps(axes, "target tokens (million)" if x == "tokens" else f"wall clock ({hours(record)[2]})")
-    )
+    if x == "step":
+        return axes
+    return not_over_steps(axes, "target tokens (million)" if x == "tokens" else f"wall clock ({hours(record)[2]})")
 
 
 def not_over_steps(axes: Axes, label: str) -> Axes:
@@ -176,7 +182,7 @@ def not_over_steps(axes: Axes, label: str) -> Axes:
 
 
 def curve(kind: str, key: str, unit: str, colour: str, x: str, figure: Figure, record: RunRecord) -> None:
-    at, values = placed(record.train_rows if kind == "train" else record.valid_rows, key, x, record)
+    at, values = placed(record, kind, key, x)
     if not values:
         raise NotRecorded(f"no {kind} row has {key}")
     axes = over(x, figure, record, unit)
@@ -187,13 +193,13 @@ def curve(kind: str, key: str, unit: str, colour: str, x: str, figure: Figure, r
 
 
 def loss(x: str, figure: Figure, record: RunRecord) -> None:
-    train, valid = (placed(rows, "loss", x, record) for rows in (record.train_rows, record.valid_rows))
+    train, valid = (placed(record, kind, "loss", x) for kind in ("train", "valid"))
     if not train[0] and not valid[0]:
         raise NotRecorded("no row has a loss")
     axes = over(x, figure, record, "loss (nats per target token)")
     axes.plot(*train, color=BLUE, label="training, with dropout")
     axes.plot(*valid, color=ORANGE, marker="o", markersize=4.5, linestyle="--", label="validation")
-    known = placed(record.valid_rows, "train_slice_loss", x, record)
+    known = placed(record, "valid", "train_slice_loss", x)
     if known[0]:
         axes.plot(*known, color=GREEN, linestyle="-.", label="training slice, without dropout")
     floor = number(record.environment, "model", "loss_floor")
@@ -227,9 +233,8 @@ def memory(x: str, figure: Figure, record: RunRecord) -> None:
         raise NotRecorded("no spans")
     axes = over(x, figure, record, "GB (10⁹ bytes)")
     axes.plot(*zip(*most, strict=True), color=PURPLE, label="the fullest rank")
-    sizes = [size for card in machine.cards(record).values() if (size := number(card, "memory_bytes"))]
-    if sizes:
-        axes.axhline(min(sizes) / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(min(sizes))}")
+    if whole := machine.least_memory(record):
+        axes.axhline(whole / 1e9, color=GREY, linestyle=":", label=f"its GPU has {units.decimal_size(whole)}")
     axes.set_ylim(bottom=0)
     axes.legend()
 
@@ -249,16 +254,15 @@ CURVES: dict[str, tuple[str, Callable[[str, Figure, RunRecord], None]]] = {
 
 def trend(figure: Figure, record: RunRecord) -> None:
     """The last third of the validations, and the line that question 2 continues by 10 %."""
-    key = "bleu" if learning.trend(record, "bleu") else "loss"
-    found, (steps, values) = learning.trend(record, key), measures.series(record.valid_rows, key)
+    found = learning.trend(record, "bleu") or learning.trend(record, "loss")
     if not found:
         raise NotRecorded("too few validations")
-    axes = over_steps(figure.add_subplot(), "sacreBLEU (0 to 100)" if key == "bleu" else "validation loss (nats)")
+    steps, values = measures.series(record.valid_rows, found.key)
+    axes = over_steps(figure.add_subplot(), "sacreBLEU (0 to 100)" if found.key == "bleu" else "validation loss (nats)")
     axes.plot(steps, values, color=GREEN, marker="o", markersize=4, label="validation")
     ends = [steps[-found.points], round(steps[-1] * learning.FURTHER)]
-    axes.plot(
-        ends, [found.at(step) for step in ends], color=ORANGE, linestyle="--", label="trend, continued by 10 % of steps"
-    )
+    line = [found.at(step) for step in ends]
+    axes.plot(ends, line, color=ORANGE, linestyle="--", label="trend, continued by 10 % of steps")
     axes.legend()
 
 
@@ -316,13 +320,13 @@ def gpus(figure: Figure, record: RunRecord) -> None:
     figure.legend(loc="outside upper left", ncols=3, fontsize=9)
 
 
-def by_host(figure: Figure, record: RunRecord, unit: str, ways: Mapping[str, Callable[[Row], Rates]]) -> Axes:
-    """Over time, with a colour for every host and a style for everything that was measured on it."""
+def by_host(figure: Figure, record: RunRecord, unit: str, ways: Mapping[str, Measured], size: float = 1.0) -> Axes:
+    """Over time in units of this size, with a colour for every host and a style for everything that was measured on it."""
     begin, scale, name = hours(record)
     axes = figure.add_subplot()
     for host, colour in zip(record.hosts, cycle((BLUE, ORANGE, GREEN, PURPLE)), strict=False):
-        for (way, measured), style in zip(ways.items(), ("-", "--", ":"), strict=False):
-            points = [((time - begin) / scale, value) for time, value in thinned(measured(host))]
+        for (way, measured), style in zip(ways.items(), ("-", "--"), strict=True):
+            points = [((time - begin) / scale, value / size) for time, value in thinned(list(measured(host)))]
             if points:
                 label = f"{text(host, 'host')}, {way}"
                 axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, linewidth=1.1, label=label)
@@ -336,13 +340,10 @@ def by_host(figure: Figure, record: RunRecord, unit: str, ways: Mapping[str, Cal
 def network(figure: Figure, record: RunRecord) -> None:
     if len(record.hosts) < 2:
         raise NotRecorded("there is one host")
-
-    def megabytes(key: str, host: Row) -> Rates:
-        return [(time, rate / 1e6) for time, rate in machine.nic_rates(record, host, key)]
-
-    ways = {way: partial(megabytes, f"{way}_bytes") for way in ("sent", "received")}
-    axes = by_host(figure, record, "MB/s (10⁶ bytes)", ways)
-    for speed in {speed for host in record.hosts if (speed := machine.link_mbit(record, host))}:
+    ways = {way: partial(machine.nic_rates, record, key=f"{way}_bytes") for way in ("sent", "received")}
+    axes = by_host(figure, record, "MB/s (10⁶ bytes)", ways, 1e6)
+    speeds = [machine.link_mbit(machine.used_links(record, host)) for host in record.hosts]
+    for speed in set(filter(None, speeds)):
         label = f"link, {units.link_speed(speed)} = {speed / 8:,.4g} MB/s"
         axes.axhline(speed / 8, color=GREY, linestyle="-.", label=label)
     figure.legend(loc="outside upper left", ncols=3, fontsize=9)
@@ -350,8 +351,7 @@ def network(figure: Figure, record: RunRecord) -> None:
 
 def processors(figure: Figure, record: RunRecord) -> None:
     def percent(key: str, host: Row) -> Rates:
-        rows = record.telemetry.get(text(host, "host"), [])
-        return [(row["time"], value) for row in rows if (value := number(row, key)) is not None]
+        return [(row["time"], value) for row in record.samples(host) if (value := number(row, key)) is not None]
 
     ways = {"all cores": partial(percent, "cpu_percent"), "waiting for disks": partial(percent, "iowait_percent")}
     by_host(figure, record, "% of the time", ways)
@@ -359,27 +359,24 @@ def processors(figure: Figure, record: RunRecord) -> None:
 
 
 def disks(figure: Figure, record: RunRecord) -> None:
-    def megabytes(key: str, host: Row) -> Rates:
-        rows = record.telemetry.get(text(host, "host"), [])
-        return [(time, rate / 1e6) for time, rate in machine.rates(rows, key)]
-
-    ways = {"read": partial(megabytes, "disk_read_bytes"), "written": partial(megabytes, "disk_write_bytes")}
-    by_host(figure, record, "MB/s (10⁶ bytes)", ways)
+    ways = {
+        "read": lambda host: machine.rates(record.samples(host), "disk_read_bytes"),
+        "written": lambda host: machine.rates(record.samples(host), "disk_write_bytes"),
+    }
+    by_host(figure, record, "MB/s (10⁶ bytes)", ways, 1e6)
     figure.legend(loc="outside upper left", ncols=2, fontsize=9)
 
 
 def step_and_network(figure: Figure, record: RunRecord) -> None:
-    found = thinned(machine.windows(record))
-    if len(record.hosts) < 2 or not found or not machine.traffic(record):
+    host = machine.busiest(record)  # as the answer
+    if len(record.hosts) < 2 or host is None:
         raise NotRecorded("one host, or no spans")
+    found = thinned(list(zip(machine.windows(record), host.sent, strict=True)))
     left, right = figure.subplots(1, 2, sharey=True)
-    seconds = [window.seconds for window in found]
-    rank = max(machine.traffic(record), key=lambda host: host.sent_per_s).rank  # as the answer
-    sent = [machine.column(record.spans[window.step], "sent_bytes", rank) or 0.0 for window in found]
-    left.plot([min(window.ranks["exposed"]) for window in found], seconds, ".", color=BLUE)
-    right.plot(
-        [many / w.steps / w.seconds / 1e6 for many, w in zip(sent, found, strict=True)], seconds, ".", color=ORANGE
-    )
+    seconds = [window.seconds for window, _ in found]
+    per_s = [sent / window.steps / window.seconds / 1e6 for window, sent in found]
+    left.plot([min(window.ranks["exposed"]) for window, _ in found], seconds, ".", color=BLUE)
+    right.plot(per_s, seconds, ".", color=ORANGE)
     left.set(xlabel="exposed communication (s a step)", ylabel="step time (s)")
     right.set(xlabel="sent (MB/s)")
     left.set_ylim(bottom=0)
@@ -403,11 +400,10 @@ def rates(figure: Figure, record: RunRecord) -> None:
 def draw_rate(config: Config, path: Path) -> None:
     """The curve of a schedule alone, before any run."""
     rate, last = learning_rate(config), config.train.max_steps
-    grid = sorted({round(part * last / 1000) for part in range(1001)} | {config.schedule.warmup_steps - 1})
-    with matplotlib.rc_context(fname=STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    grid = sorted({round(part * last / 1000) for part in range(1001)} | {max(0, config.schedule.warmup_steps - 1)})
+    with sheet() as figure:
         axes = over_steps(figure.add_subplot(), "learning rate")
-        axes.plot([step for step in grid if step >= 0], [rate(step) for step in grid if step >= 0], color=BLUE)
+        axes.plot(grid, [rate(step) for step in grid], color=BLUE)
         axes.set_xlabel("step (counted from 0)")
         axes.set_ylim(bottom=0)
         figure.savefig(path, dpi=144)
@@ -431,7 +427,7 @@ def step_time(figure: Figure, record: RunRecord) -> None:
 
 def time_bar(figure: Figure, record: RunRecord) -> None:
     split = measures.TimeSplit(record)
-    per_unit, unit = next((pair for pair in ((3600.0, "h"), (60.0, "min")) if split.wall >= 2 * pair[0]), (1.0, "s"))
+    per_unit, unit = unit_of(split.wall)
     colours = {"Training steps": BLUE, "Validation": ORANGE, "Checkpoints": GREEN, "Lost work and time down": PURPLE}
     axes, left = figure.add_subplot(), 0.0
     for name, seconds in split.parts:

@@ -12,9 +12,9 @@ from dragoman.report import machine, units
 from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series, starts
-from dragoman.report.read import NotRecorded, RunRecord, number, section, text
+from dragoman.report.read import NotRecorded, RunRecord, column, number, section, text
 from dragoman.report.stats import Estimate, level, spread
-from dragoman.runs import write_json, write_text
+from dragoman.runs import Row, write_json, write_text
 
 LAST = 5  # validations at the end that a run is judged by
 
@@ -40,19 +40,16 @@ def names_of(records: list[RunRecord]) -> list[str]:
 
 def compare(records: list[RunRecord]) -> list[Contest]:
     names = names_of(records)
-    valid, cut = differing(records, VALIDATED), differing(records, CUT)
-    losses, size = valid + cut + differing(records, LOSS), differing(records, STEP)
+    size = differing(records, "target slots a step")
     beside = f"; but {size[0]}: at equal steps the runs have seen different amounts of text" if size else ""
+    scores = differing(records, "validation sets", "sentences translated", "signatures")
+    losses = differing(records, "validation sets", "vocabularies", "label smoothings")
     return [
-        barred(by_validation(records, names, "bleu", "BLEU", "higher"), valid + differing(records, SCORED), beside),
+        barred(by_validation(records, names, "bleu", "BLEU", "higher"), scores, beside),
         barred(by_validation(records, names, "loss", "Validation loss (nats)", "lower"), losses, beside),
-        barred(by_steps(records, names), cut),
+        barred(by_steps(records, names), differing(records, "vocabularies")),
         barred(by_wall(records, names), losses),
     ]
-
-
-Fact = Callable[[RunRecord], object]
-"""Something that must be the same in all runs for a comparison to mean anything; None where it is not recorded."""
 
 
 def valid_text(record: RunRecord) -> str | None:
@@ -64,29 +61,30 @@ def valid_text(record: RunRecord) -> str | None:
 
 def vocabulary(record: RunRecord) -> str | None:
     found = section(record.data, "vocabulary")
-    return (
-        f"{units.count(number(found, 'size'))} pieces, {text(found, 'digest')[:8]}" if text(found, "digest") else None
-    )
+    size, digest = units.count(number(found, "size")), text(found, "digest")
+    return f"{size} pieces, {digest[:8]}" if digest else None
 
 
-def last_valid(key: str) -> Fact:
-    return lambda record: record.valid_rows[-1].get(key) if record.valid_rows else None
+def last_valid(record: RunRecord) -> Row:
+    return record.valid_rows[-1] if record.valid_rows else {}
 
 
-VALIDATED: dict[str, Fact] = {"validation sets": valid_text}
-CUT: dict[str, Fact] = {"vocabularies": vocabulary}
-LOSS: dict[str, Fact] = {"label smoothings": lambda record: record.config and record.config.train.label_smoothing}
-SCORED: dict[str, Fact] = {
-    "sentences translated": last_valid("bleu_sentences"),
-    "signatures": last_valid("bleu_signature"),
+FACTS: dict[str, Callable[[RunRecord], object]] = {
+    "validation sets": valid_text,
+    "vocabularies": vocabulary,
+    "label smoothings": lambda record: record.config and record.config.train.label_smoothing,
+    "sentences translated": lambda record: last_valid(record).get("bleu_sentences"),
+    "signatures": lambda record: last_valid(record).get("bleu_signature"),
+    "target slots a step": lambda record: record.config and record.config.train.batch_tokens,
 }
-STEP: dict[str, Fact] = {"target slots a step": lambda record: record.config and record.config.train.batch_tokens}
+"""What must be the same in all runs for a comparison to mean anything; None where it is not recorded."""
 
 
-def differing(records: list[RunRecord], facts: dict[str, Fact]) -> list[str]:
+def differing(records: list[RunRecord], *names: str) -> list[str]:
     found = []
-    for name, fact in facts.items():
-        values = list(dict.fromkeys(str(value) for record in records if (value := fact(record)) is not None))
+    for name in names:
+        known = [value for record in records if (value := FACTS[name](record)) is not None]
+        values = list(dict.fromkeys(map(str, known)))
         if len(values) > 1:
             found.append(f"the {name} differ ({' / '.join(values)})")
     return found
@@ -96,9 +94,8 @@ def barred(contest: Contest, reasons: list[str], beside: str = "") -> Contest:
     """Without a winner where the numbers of the runs are not of the same thing."""
     if all(value is None for value in contest.values):
         return contest
-    return contest._replace(
-        verdict=f"not comparable: {'; '.join(reasons)}" if reasons else f"{contest.verdict}{beside}"
-    )
+    verdict = f"not comparable: {'; '.join(reasons)}" if reasons else f"{contest.verdict}{beside}"
+    return contest._replace(verdict=verdict)
 
 
 def judged(name: str, better: str, values: list[float], lead: Callable[[int, int], str], frame: str = "{}") -> Contest:
@@ -112,7 +109,7 @@ def by_validation(records: list[RunRecord], names: list[str], key: str, title: s
     """At equal steps: the last validations up to the step that the shortest run reached. Noise: differences between runs at the same
     steps against their spread about a line, which needs three. One run a side says nothing about other seeds."""
     curves = [dict(zip(*series(record.valid_rows, key), strict=True)) for record in records]
-    common = sorted(set.intersection(*(set(curve) for curve in curves))) if all(curves) else []
+    common = sorted(set.intersection(*(set(curve) for curve in curves)))
     if not common:
         return Contest(title, better, [None] * len(records), "not recorded at the same steps")
     last = common[-LAST:]
@@ -132,7 +129,7 @@ def gap_words(best: str, other: str, gap: float, apart: Estimate | None, key: st
     said = f"{best} is {lead} better than {other}"
     if abs(gap) < 0.001:
         return f"{best} and {other} are the same"
-    if apart and not apart.is_sure:
+    if apart and apart.low <= 0 <= apart.high:
         return f"{said}, which is within the noise of the validations"
     said += f", {'more than' if abs(gap) > usual else 'but less than'} another seed usually makes ({usual} {unit})"
     return said if apart else f"{said}; so few common validations do not tell their noise"
@@ -140,7 +137,7 @@ def gap_words(best: str, other: str, gap: float, apart: Estimate | None, key: st
 
 def by_steps(records: list[RunRecord], names: list[str]) -> Contest:
     """Target tokens a second, over rows of metrics after the first."""
-    rates = [series(record.train_rows[1:], "target_tokens_per_s")[1] for record in records]
+    rates = [column(record.train_rows[1:], "target_tokens_per_s") for record in records]
     if not all(rates):
         return Contest("Target tokens/s", "higher", [None] * len(records), "not recorded")
     middles = [statistics.median(rate) for rate in rates]

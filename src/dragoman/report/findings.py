@@ -6,6 +6,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 from dragoman.config.schedule import schedule_end
@@ -15,7 +16,7 @@ from dragoman.report.learning_questions import has_diverged, stage_starts
 from dragoman.report.machine_questions import CAUSES, judged_since, part_words
 from dragoman.report.measures import last_step, series, stop_reason
 from dragoman.report.questions import answered
-from dragoman.report.read import RunRecord, collected, number, section, text
+from dragoman.report.read import RunRecord, collected, column, number, section, text
 from dragoman.report.stats import spread
 
 SERIOUS, WORTH, NOTE = SEVERITIES = ("serious", "worth knowing", "note")
@@ -167,56 +168,50 @@ def spikes(record: RunRecord) -> Found:
 
 
 def skipped(record: RunRecord) -> Found:
-    count = sum(int(number(row, "steps") or 0) for row in record.events if row.get("event") == "skipped")
-    if count:
+    if count := sum(column(record.events_of("skipped"), "steps")):
         title, cause = f"{units.plural(count, 'step')} learnt nothing", "their gradient was not finite, or far too long"
-        remedy = "a few are usual in fp16; otherwise lower the rate or use bf16"
-        yield Finding(WORTH, title, cause, remedy)
+        yield Finding(WORTH, title, cause, "a few are usual in fp16; otherwise lower the rate or use bf16")
 
 
 def faulty(record: RunRecord) -> Found:
     """What a machine got wrong: weights in memory, a checkpoint on disk."""
-    for row in record.events:
-        at = f"step {units.count(number(row, 'step'))}"
-        if row.get("event") == "drift":
+    for row in record.events_of("drift", "damaged"):
+        if row["event"] == "drift":
             ranks, hosts = (", ".join(dict.fromkeys(map(str, row.get(key) or []))) for key in ("ranks", "hosts"))
             who = f"{'rank' if row.get('known') else 'it cannot be told which is wrong of ranks'} {ranks} ({hosts})"
-            cause = f"{who}: a fault of memory, device or network"
+            title = f"Ranks held different weights at step {units.count(number(row, 'step'))}"
             remedy = "test memory and devices of these hosts, or leave them out; checkpoints from before are sound"
-            yield Finding(SERIOUS, f"Ranks held different weights at {at}", cause, remedy)
-        elif row.get("event") == "damaged":
-            cost = units.plural(number(row, "lost_steps") or 0, "step")
+            yield Finding(SERIOUS, title, f"{who}: a fault of memory, device or network", remedy)
+        else:
             title = f"Checkpoint {text(row, 'checkpoint')} was damaged and passed over"
-            yield Finding(
-                SERIOUS, title, f"{text(row, 'problem')}; it cost {cost}", "check the disk that holds the run"
-            )
+            cause = f"{text(row, 'problem')}; it cost {units.plural(number(row, 'lost_steps') or 0, 'step')}"
+            yield Finding(SERIOUS, title, cause, "check the disk that holds the run")
 
 
 def clipping(record: RunRecord) -> Found:
     rows = [row for row in record.train_rows if number(row, "clipped_steps") is not None]
-    total = sum(number(row, "steps") or 0.0 for row in rows)
+    clipped, total = sum(column(rows, "clipped_steps")), sum(column(rows, "steps"))
     norm = record.config.train.clip_norm if record.config else 0.0
-    share = sum(number(row, "clipped_steps") or 0.0 for row in rows) / total if total else 0.0
-    if norm and share > 0.3:
+    if norm and total and (share := clipped / total) > 0.3:
         cause = f"their gradient was longer than train.clip_norm = {norm:g}: the length of a step is then the learning rate's alone"
         title = f"{units.percent(share)} of all steps were clipped"
         yield Finding(WORTH, title, cause, "raise train.clip_norm, unless that is meant")
 
 
 def fill(record: RunRecord) -> Found:
-    _, shares = series(record.train_rows, "row_fill")
+    shares = column(record.train_rows, "row_fill")
     if shares and (mean := statistics.fmean(shares)) < 0.9:
         title, cause = f"Rows are only {units.percent(mean)} full", "empty slots are computed and thrown away"
         yield Finding(WORTH, title, cause, "raise train.window_pairs, or train.tile_width where sentences are long")
 
 
 def memory(record: RunRecord) -> Found:
-    used = [max(machine.numbers(row, "memory_bytes"), default=0.0) for row in record.spans.values()]
-    sizes = [size for card in machine.cards(record).values() if (size := number(card, "memory_bytes"))]
-    if text(record.environment, "device") != "cuda" or not used or not sizes:
+    used = max((size for row in record.spans.values() for size in machine.numbers(row, "memory_bytes")), default=0.0)
+    whole = machine.least_memory(record)
+    if text(record.environment, "device") != "cuda" or not record.spans or whole is None:
         return
-    share, batches = max(used) / min(sizes), number(record.environment, "micro_batches") or 1
-    of = f"{units.decimal_size(max(used))} of {units.decimal_size(min(sizes))}"
+    share, batches = used / whole, number(record.environment, "micro_batches") or 1
+    of = f"{units.decimal_size(used)} of {units.decimal_size(whole)}"
     if share > 0.95:
         cause = "a longer batch or another process may end the run"
         yield Finding(WORTH, f"GPU memory is nearly full: {of}", cause, "lower train.tokens_per_gpu a little")
@@ -226,10 +221,8 @@ def memory(record: RunRecord) -> Found:
 
 
 def checkpoint_stalls(record: RunRecord) -> Found:
-    split = measures.TimeSplit(record)
-    saved = [row for row in record.events if row.get("event") == "checkpoint"]
-    failed = [row for row in record.events if row.get("event") == "checkpoint_failed"]
-    if failed:
+    split, saved = measures.TimeSplit(record), record.events_of("checkpoint")
+    if failed := record.events_of("checkpoint_failed"):
         title, cause = f"{units.plural(len(failed), 'checkpoint')} could not be written", text(failed[-1], "error")
         yield Finding(SERIOUS, title, cause or "no reason given", "make room, or write elsewhere (run.folder)")
     if saved and split.checkpoint > 0.02 * split.wall:
@@ -251,7 +244,7 @@ def restarts(record: RunRecord) -> Found:
 
 def returns(record: RunRecord) -> Found:
     found = [each for each in measures.setbacks(record) if each.event == "roll_back"]
-    reasons = [text(row, "reason") for row in record.events if row.get("event") == "roll_back"]
+    reasons = [text(row, "reason") for row in record.events_of("roll_back")]
     remedy = "lower schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm"
     yield from lost_work(record, found, measures.returned(len(found)), f": {'; '.join(dict.fromkeys(reasons))}", remedy)
 
@@ -268,11 +261,11 @@ def lost_work(record: RunRecord, found: list[measures.Setback], title: str, why:
 def came_after(record: RunRecord) -> str:
     """What the starts of a run say of the end before them, the most frequent first."""
     reasons = Counter(reason for row in measures.starts(record)[1:] if (reason := text(row, "after")))
-    told = [
-        f"{reason} ({units.plural(times, 'time')})" if times > 1 else reason for reason, times in reasons.most_common(3)
-    ]
-    others = reasons.total() - sum(times for _, times in reasons.most_common(3))
-    return f"; ended by {'; '.join(told)}{f'; and {others} others' if others else ''}" if told else ""
+    most = reasons.most_common(3)
+    told = [f"{reason} ({units.plural(times, 'time')})" if times > 1 else reason for reason, times in most]
+    others = reasons.total() - sum(times for _, times in most)
+    told += [f"and {others} others"] if others else []
+    return f"; ended by {'; '.join(told)}" if told else ""
 
 
 def unfinished_schedule(record: RunRecord) -> Found:
@@ -307,8 +300,7 @@ def unsaid(record: RunRecord) -> Found:
 
 def lost_segments(record: RunRecord) -> Found:
     for host in record.hosts:
-        rows = record.telemetry.get(text(host, "host"), [])
-        again = sum(rate for _, rate in machine.rates(rows, "tcp_retransmitted"))
+        again = sum(rate for _, rate in machine.rates(record.samples(host), "tcp_retransmitted"))
         sent = sum(rate for _, rate in machine.nic_rates(record, host)) / 1448
         if len(record.hosts) > 1 and sent > 1000 and again > 0.005 * sent:
             title = f"{text(host, 'host')}: TCP sent {units.percent(again / sent)} of its segments again"
@@ -339,11 +331,9 @@ def claimed(said: str, topics: tuple[str, ...]) -> bool | None:
     if first := re.match(r"\W*(yes|no)\b", said, re.IGNORECASE):
         return first[1].lower() == "yes"
     clauses = re.split(r"[,;:.](?!\d)|\bbut\b|\band\b", said)
-    found = (
-        (clause, match) for topic in topics for clause in clauses if (match := re.search(topic, clause, re.IGNORECASE))
-    )
-    for clause, match in found:
-        return not re.search(NEGATION, clause[: match.end()], re.IGNORECASE)
+    for topic, clause in product(topics, clauses):
+        if match := re.search(topic, clause, re.IGNORECASE):
+            return not re.search(NEGATION, clause[: match.end()], re.IGNORECASE)
     return None
 
 

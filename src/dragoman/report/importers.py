@@ -7,7 +7,8 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def import_run(path: str | Path, run_file: str | None = None) -> RunRecord:
 
 def recognise(path: Path) -> tuple[str, Callable[[Path, RunRecord], None]]:
     if path.is_dir() or ".tfevents." in path.name:
-        states = [*sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: step_in(file.parent.name))]
+        states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: step_in(file.parent.name))
         states += path.glob("trainer_state.json")  # of the whole run
         if states:
             return "a Hugging Face run", lambda _, record: hugging_face(states[-1], record)
@@ -69,10 +70,8 @@ def recognise(path: Path) -> tuple[str, Callable[[Path, RunRecord], None]]:
                 return "an OpenSeq2Seq log", openseq2seq
             if "num_updates" in line:
                 return "a fairseq log", fairseq
-    raise RunError(
-        f"{path}: not a log that is known here; OpenSeq2Seq (nohup.out), fairseq, trainer_state.json, TensorBoard files and "
-        "stated.toml are"
-    )
+    known = "OpenSeq2Seq (nohup.out), fairseq, trainer_state.json, TensorBoard files and stated.toml"
+    raise RunError(f"{path}: not a log that is known here; {known} are")
 
 
 # --- logs in lines -----------------------------------------------------------------------------------------
@@ -83,10 +82,9 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
     BLEU was fed the reference and counts subword pieces: none of them is called by our names."""
     rows: list[Row] = []
     step, sample = 0, dict[str, str]()
-    record.notes[2] = [
-        ("Its loss", "the floor of label smoothing is subtracted (1.3648 nats at 0.1 over 32,768 classes)")
-    ]
-    for line in lines_of(path):
+    floor = "the floor of label smoothing is subtracted (1.3648 nats at 0.1 over 32,768 classes)"
+    record.notes[2] = [("Its loss", floor)]
+    for line in content_of(path).split("\n"):
         if found := re.match(rf"\*\*\* Global step (\d+):.*Train loss:\s*{NUMBER}", line):
             step = int(found[1]) + 1  # counted from 0
             rows.append({"kind": "train", "step": step, "loss": float(found[2])})
@@ -103,10 +101,8 @@ def openseq2seq(path: Path, record: RunRecord) -> None:
         elif found := re.match(r"\*\*\*\s+Total trainable parameters: (\d+)", line):
             knows_parameters(record, found)
         elif found := re.match(rf"\*\*\* Avg time per step:\s*{NUMBER}s", line):
-            record.own_average = float(found[1])
-            rows.insert(
-                0, {"kind": "train", "step": step, "step_seconds": float(found[1])}
-            )  # unless the step tells its own
+            record.own_average = average = float(found[1])
+            rows.insert(0, {"kind": "train", "step": step, "step_seconds": average})  # unless the step tells its own
         elif found := re.match(rf"\*\*\* Avg objects per second:\s*{NUMBER}", line):
             knows_objects(record, float(found[1]))
         elif line.startswith("*** Finished training"):
@@ -125,19 +121,18 @@ def knows_objects(record: RunRecord, per_s: float) -> None:
 def fairseq(path: Path, record: RunRecord) -> None:
     """Its losses are in bits (base 2): times ln 2 they are nats. Its times are those of the clock there, wherever that was."""
     record.clock = "by the log's clock"
+    content = content_of(path)
     rows, epochs, times = list[Row](), list[Row](), list[float]()
-    for line in lines_of(path):
-        written = rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)"
-        facts = loose_json(line) or dict(
-            re.findall(written, line.rpartition("INFO")[2])
-        )  # --log-format json, or simple
-        kind = (
-            "valid"
-            if "| valid" in line or "valid_loss" in facts
-            else "train"
-            if "| train" in line or "ups" in facts
-            else ""
-        )
+    names = {"nll_loss": "nll", "lr": "learning_rate", "gnorm": "grad_norm", "bleu": "bleu"}
+    names |= {"wps": "target_tokens_per_s", "bsz": "pairs_a_step", "wpb": "target_tokens_a_step"}
+    written = rf"\b([a-z_]+)[= ]{NUMBER}(?=[,|\s]|$)"
+    for line in content.split("\n"):
+        facts = loose_json(line) or dict(re.findall(written, line.rpartition("INFO")[2]))  # log-format json, or simple
+        kind = ""
+        if "| valid" in line or "valid_loss" in facts:
+            kind = "valid"
+        elif "| train" in line or "ups" in facts:
+            kind = "train"
         facts = {key.removeprefix(f"{kind}_"): float(value) for key, value in facts.items() if is_number(value)}
         if when := re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", line):
             times.append(datetime.fromisoformat(when[1]).replace(tzinfo=UTC).timestamp())
@@ -145,22 +140,12 @@ def fairseq(path: Path, record: RunRecord) -> None:
             continue
         row: Row = {"kind": kind, "step": int(facts["num_updates"]), "loss": facts["loss"] * math.log(2)}
         row |= {"time": times[-1]} if times else {}
-        names = {
-            "nll_loss": "nll",
-            "lr": "learning_rate",
-            "gnorm": "grad_norm",
-            "bleu": "bleu",
-            "wps": "target_tokens_per_s",
-            "bsz": "pairs_a_step",
-            "wpb": "target_tokens_a_step",
-        }
         row |= {ours: facts[theirs] for theirs, ours in names.items() if theirs in facts}
         row |= {"nll": row["nll"] * math.log(2)} if "nll" in row else {}
         row |= {"step_seconds": 1 / facts["ups"]} if facts.get("ups") and kind == "train" else {}
         (epochs if "| train |" in line else rows).append(row)  # means over an epoch
     fill(record, rows if any(row["kind"] == "train" for row in rows) else rows + epochs)
     count_up(record.train_rows)
-    content = path.read_text(encoding="utf-8", errors="replace")
     done = re.search(rf"done training in {NUMBER} seconds", content)
     ran(record, times[0] if times else 0.0, float(done[1]) if done else None)
     if times and not done:
@@ -235,9 +220,8 @@ def stated(path: Path, record: RunRecord) -> None:
     """A table of figures that somebody wrote down about a run, `[read]` what was read off screens, `[said]` answers that were given."""
     facts = tomllib.loads(path.read_text(encoding="utf-8"))
     for table, prefix in ((facts, ""), (section(facts, "read"), "read.")):
-        for key in (key for key in STATED if key in table):
-            parse, example = STATED[key]
-            if parse(table[key]) is None:
+        for key, (parse, example) in STATED.items():
+            if key in table and parse(table[key]) is None:
                 raise RunError(f'{path}: {prefix}{key} = {table[key]!r} cannot be read; write it as "{example}"')
     record.stated = facts
     steps, ranks, parameters, gpu = int(facts["steps"]), facts.get("ranks"), facts.get("parameters"), facts.get("gpu")
@@ -246,17 +230,13 @@ def stated(path: Path, record: RunRecord) -> None:
     places = stated_hosts(facts.get("hosts", 1 if gpu else 0), ranks, gpu)
     ring = 8 * (ranks - 1) * parameters // ranks if parameters and ranks else None
     record.environment = {"world_size": ranks, "device": "cuda" if gpu else "", "hosts": places}
-    record.environment |= {
-        "model": {"parameters": parameters},
-        "exchange": {"strategy": "ring", "wire": "fp32", "sent_bytes": ring},
-    }
+    exchange = {"strategy": "ring", "wire": "fp32", "sent_bytes": ring}
+    record.environment |= {"model": {"parameters": parameters}, "exchange": exchange}
     took, pace = (seconds_of(facts.get(key)) for key in ("duration", "step_time"))
     row: Row = {"kind": "train", "step": steps, "step_seconds": pace, "time": took or 0.0}
     fill(record, [row, *({"kind": "valid", **valid} for valid in facts.get("validation", []))])
-    if gpu:
-        record.telemetry = {
-            place["host"]: [{"time": row["time"], "gpus": [gpu] * len(place["gpus"])}] for place in places
-        }
+    for place in places if gpu else []:
+        record.telemetry[place["host"]] = [{"time": row["time"], "gpus": [gpu] * len(place["gpus"])}]
     ran(record, 0.0, took)
 
 
@@ -273,9 +253,8 @@ def stated_hosts(hosts: int, ranks: int | None, gpu: Row | None) -> list[Row]:
 # --- what all have in common -------------------------------------------------------------------------------
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        yield from (line.rstrip("\n") for line in stream)
+def content_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def loose_json(line: str) -> Row:
@@ -295,13 +274,10 @@ def is_number(value: Any) -> bool:
 
 def fill(record: RunRecord, rows: Iterable[Row]) -> None:
     """Several rows of one step and kind are one."""
-    merged = dict[tuple[str, int], Row]()
+    merged = defaultdict[tuple[str, int], Row](dict)
     for row in rows:
-        merged[row["kind"], row["step"]] = merged.get((row["kind"], row["step"]), {}) | row
-    record.train_rows, record.valid_rows = (
-        by_step(list(merged.values()), "train"),
-        by_step(list(merged.values()), "valid"),
-    )
+        merged[row["kind"], row["step"]] |= row
+    record.train_rows, record.valid_rows = (by_step(list(merged.values()), kind) for kind in ("train", "valid"))
 
 
 def knows_parameters(record: RunRecord, found: re.Match[str] | None) -> None:
@@ -326,12 +302,11 @@ def step_in(name: str) -> int:
 
 
 def ran(record: RunRecord, begin: float, seconds: float | None) -> None:
-    if seconds:
-        last = max((row["step"] for row in record.train_rows), default=0)
-        validations = [
-            {"time": begin, "event": "validation", "step": row["step"], "seconds": row["seconds"]}
-            for row in record.valid_rows
-            if row.get("seconds")
-        ]
-        stop = {"time": begin + seconds, "event": "stop", "step": last, "reason": ENDED, "seconds": seconds}
-        record.events = [{"time": begin, "event": "start", "step": 0}, *validations, stop]
+    if not seconds:
+        return
+    last, timed = record.last_row.get("step", 0), [row for row in record.valid_rows if row.get("seconds")]
+    record.events = [
+        {"time": begin, "event": "start", "step": 0},
+        *({"time": begin, "event": "validation", "step": row["step"], "seconds": row["seconds"]} for row in timed),
+        {"time": begin + seconds, "event": "stop", "step": last, "reason": ENDED, "seconds": seconds},
+    ]

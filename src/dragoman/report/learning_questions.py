@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import statistics
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from dragoman.config.schedule import schedule_end
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import last_step, series, stop_reason
-from dragoman.report.read import RunRecord, number
+from dragoman.report.read import RunRecord, column, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
 
 SMOOTHED_ROWS = 20  # of metrics: their median is a level, not chance
 FURTHER = 1.1  # ask what the next 10 % of steps would bring
-ENOUGH_BLEU, ENOUGH_LOSS = 0.1, 0.004  # BLEU points and nats: less than this is no reason to go on
+ENOUGH = {"bleu": 0.1, "loss": 0.004}  # BLEU points and nats: less than this is no reason to go on
 FEWEST = 4  # validations that a trend is read from
 RISEN, RISEN_IN_FEW = 0.01, 0.03  # of the lowest validation loss; in few validations, whose noise nobody can tell
 SURE = 4  # times the noise: the lowest of many levels is low by chance
@@ -35,22 +34,17 @@ class Trend(NamedTuple):
         return self.line[0] * math.log(step) + self.line[1]
 
     @property
-    def enough(self) -> float:
-        return ENOUGH_BLEU if self.key == "bleu" else ENOUGH_LOSS
-
-    @property
     def judgement(self) -> str:
         if self.gain.high < 0:
             return "worse"
-        if self.gain.high < self.enough:
+        if self.gain.high < ENOUGH[self.key]:
             return "flat"
-        return "rising" if self.gain.low > 0 and self.gain.value > self.enough else "unsure"
+        return "rising" if self.gain.low > 0 and self.gain.value > ENOUGH[self.key] else "unsure"
 
     def words(self) -> str:
-        unit = "BLEU" if self.key == "bleu" else "nats"
-        digits = 2 if self.key == "bleu" else 4
+        digits, unit = (2, "BLEU") if self.key == "bleu" else (4, "nats better")
         value, low, high = (f"{round(each, digits) + 0.0:+.{digits}f}" for each in self.gain)
-        return f"{value} {unit}{'' if self.key == 'bleu' else ' better'} (90 %: {low} to {high})"
+        return f"{value} {unit} (90 %: {low} to {high})"
 
 
 def line_length(steps: list[int]) -> int:
@@ -62,14 +56,12 @@ def trend(record: RunRecord, key: str) -> Trend | None:
     at least four, continued."""
     steps, values = series(record.valid_rows, key)
     count = line_length(steps)
-    if len(steps) < FEWEST:
-        return None
-    places = [math.log(step) for step in steps[-count:]]
-    rising = slope(places, values[-count:])
-    if rising is None:
+    places, last = [math.log(step) for step in steps[-count:]], values[-count:]
+    rising = slope(places, last)
+    if len(steps) < FEWEST or rising is None:
         return None
     better = 1.0 if key == "bleu" else -1.0
-    start = fmean(values[-count:]) - rising.value * fmean(places)
+    start = fmean(last) - rising.value * fmean(places)
     return Trend(key, rising.times(better * math.log(FURTHER)), count, (rising.value, start))
 
 
@@ -77,17 +69,12 @@ def fully_trained(record: RunRecord) -> Answer:
     """A straight line over the logarithm of the step through the last third of the validations, continued over the next 10 % of steps,
     with a 90 % interval. Fully trained: even the upper end promises less than 0.1 BLEU and 0.004 nats. The learning rate matters as
     well: a curve is also flat because the schedule has come to its end."""
-    steps = series(record.valid_rows, "loss")[0]
     trends = {key: found for key in ("bleu", "loss") if (found := trend(record, key))}
-    evidence = state_evidence(record)
-    spent = rate_is_spent(record)
+    evidence, spent = state_evidence(record), rate_is_spent(record)
+    ended = "not projected: the schedule has ended, and what its fall brought does not go on"
     for key, found in trends.items():
-        words = (
-            "not projected: the schedule has ended, and what its fall brought does not go on"
-            if spent
-            else found.words()
-        )
-        evidence.append((f"Next 10 % of steps, {'BLEU' if key == 'bleu' else 'validation loss'}", words))
+        name = "BLEU" if key == "bleu" else "validation loss"
+        evidence.append((f"Next 10 % of steps, {name}", ended if spent else found.words()))
     if trends and not spent:
         evidence.append(("Line drawn through", f"{max(found.points for found in trends.values())} last validations"))
     if rate := rate_left(record):
@@ -95,7 +82,7 @@ def fully_trained(record: RunRecord) -> Answer:
     if has_diverged(record):
         return Answer(2, "No: training diverged.", evidence, "gap")
     if not trends:
-        seen = units.plural(len(steps), "validation")
+        seen = units.plural(len(column(record.valid_rows, "loss")), "validation")
         return Answer(2, f"Not recorded: {seen} recorded, a trend needs {FEWEST}.", evidence, answered=False)
     return Answer(2, trained_verdict(record, trends), evidence, "gap" if spent else "trend")
 
@@ -105,10 +92,8 @@ def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
     said = f"10 % more steps would bring {' and '.join(found.words() for found in trends.values())}"
     if rate_is_spent(record) and "worse" not in judgements.values():
         steps, values = series(record.valid_rows, next(iter(trends)))
-        unit = "BLEU" if "bleu" in trends else "nats"
-        since = (
-            f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {values[-1] - values[-2]:+.2f} {unit}"
-        )
+        change = f"{values[-1] - values[-2]:+.2f} {'BLEU' if 'bleu' in trends else 'nats'}"
+        since = f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {change}"
         left = f"the learning rate has come down to {rate_left(record)}"
         return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
     if "rising" in judgements.values():
@@ -121,31 +106,30 @@ def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
 
 
 def rate_left(record: RunRecord) -> str:
-    rates = series(record.train_rows, "learning_rate")[1]
+    rates = column(record.train_rows, "learning_rate")
     return f"{units.rate(rates[-1])}, {units.percent(rates[-1] / max(rates))} of its peak" if any(rates) else ""
 
 
 def rate_is_spent(record: RunRecord) -> bool:
     """The schedule came to its end among the validations that a line would go through, or the rate is next to nothing. A rate that falls
     for ever, as with the inverse root of the step, is never spent; where the formula is not known, the rate alone says it."""
-    _, rates = series(record.train_rows, "learning_rate")
+    rates = column(record.train_rows, "learning_rate")
     spent = bool(rates) and rates[-1] < 0.05 * max(rates)
     if record.config is None or record.config.schedule.policy == "exponential":
         return spent
     end, steps = schedule_end(record.config), series(record.valid_rows, "loss")[0]
-    ended = (
-        end is not None and end <= (last_step(record) or 0) and any(step < end for step in steps[-line_length(steps) :])
-    )
-    return end is not None and (spent or ended)
+    if end is None:
+        return False
+    return spent or (end <= (last_step(record) or 0) and any(step < end for step in steps[-line_length(steps) :]))
 
 
 def has_diverged(record: RunRecord) -> bool:
     """By its own words, or because the training loss ended far above where it had been for good, on the data of the same stage."""
     since = max((step for step in stage_starts(record) if step < record.last_row.get("step", 0)), default=0)
-    _, losses = series([row for row in record.train_rows if row["step"] > since], "loss")
-    tail = losses[-3:]
+    losses = column((row for row in record.train_rows if row["step"] > since), "loss")
     broken = any(type(row.get("loss")) is float and not math.isfinite(row["loss"]) for row in record.train_rows[-3:])
-    return stop_reason(record) == "diverged" or broken or (len(losses) > 10 and min(tail) > 1.3 * lowest_level(losses))
+    risen = len(losses) > 10 and min(losses[-3:]) > 1.3 * lowest_level(losses)
+    return stop_reason(record) == "diverged" or broken or risen
 
 
 def stage_starts(record: RunRecord) -> list[int]:
@@ -156,7 +140,7 @@ def stage_starts(record: RunRecord) -> list[int]:
 def lowest_level(losses: list[float]) -> float:
     """The lowest running median: other tools log the loss of single batches, and one of thousands is low by chance."""
     width = min(SMOOTHED_ROWS, len(losses) // 3)
-    return min(statistics.median(losses[at : at + width]) for at in range(len(losses) - width + 1))
+    return min(median(losses[at : at + width]) for at in range(len(losses) - width + 1))
 
 
 def state_evidence(record: RunRecord) -> Evidence:
@@ -171,14 +155,9 @@ def state_evidence(record: RunRecord) -> Evidence:
         rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
     planned = f" of {record.config.train.max_steps:,} planned" if record.config else ""
     rows.append(("Steps", f"{units.count(last_step(record))}{planned}"))
-    steps, forced = series(record.valid_rows, "teacher_forced_bleu")
-    if forced:
-        rows.append(
-            (
-                "Its own BLEU: fed the reference, over subword pieces",
-                f"{forced[-1]:.1f}; no sacreBLEU, and not comparable",
-            )
-        )
+    if forced := column(record.valid_rows, "teacher_forced_bleu"):
+        own = f"{forced[-1]:.1f}; no sacreBLEU, and not comparable"
+        rows.append(("Its own BLEU: fed the reference, over subword pieces", own))
     floor = number(record.environment, "model", "loss_floor")
     if floor is not None:
         rows.append(("Lowest loss that label smoothing allows", f"{floor:.4f} nats per target token"))
@@ -224,10 +203,8 @@ def overfitting(record: RunRecord) -> Answer:
             ("Generalisation gap, first and last validation", f"{nats(found.first)} and {nats(found.last)}"),
         ]
         if found.slope:
-            over = found.slope.times(1000)
-            evidence.append(
-                ("Gap grows per 1,000 steps", f"{over.value:+.4f} nats (90 %: {over.low:+.4f} to {over.high:+.4f})")
-            )
+            value, low, high = found.slope.times(1000)
+            evidence.append(("Gap grows per 1,000 steps", f"{value:+.4f} nats (90 %: {low:+.4f} to {high:+.4f})"))
     else:
         evidence.append(("Loss of training data without dropout", units.NOT_RECORDED))
     return Answer(3, overfitting_verdict(record, losses, steps, found), evidence, "gap")
@@ -241,11 +218,9 @@ def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int]
     lowest = min(losses)
     at, rise = steps[losses.index(lowest)], losses[-1] - lowest
     risen = has_risen(losses)
-    beside = (
-        f"; the gap to training data without dropout went from {found.first:.3f} to {found.last:.3f} nats"
-        if found
-        else ""
-    )
+    beside = ""
+    if found:
+        beside = f"; the gap to training data without dropout went from {found.first:.3f} to {found.last:.3f} nats"
     if risen and not known_rises(record, at, rise / 2):
         return f"Yes, since step {at:,}: the validation loss has risen by {nats(rise)} ({units.percent(rise / lowest)}) since then{beside}."
     if risen:
@@ -264,17 +239,15 @@ def has_risen(losses: list[float]) -> bool:
     bends = [one - 2 * middle + other for one, middle, other in zip(later, later[1:], later[2:], strict=False)]
     limit = RISEN_IN_FEW * min(levels)
     if len(bends) > 2:
-        noise = (
-            spread(bends) / math.sqrt(6) * math.sqrt(2 / width)
-        )  # of a bend, of a loss, of the difference of two levels
+        noise = spread(bends) / math.sqrt(6) * math.sqrt(2 / width)  # of a bend, a loss, the difference of two levels
         limit = max(RISEN * min(levels), SURE * noise)
     return levels[-1] - min(levels) > limit
 
 
 def known_rises(record: RunRecord, since: int, much: float) -> bool:
     """Whether the loss of training data, too, surely rose after a step: that of its slice, or else of the rows with dropout."""
-    rows = record.valid_rows if series(record.valid_rows, "train_slice_loss")[0] else record.train_rows
-    key = "train_slice_loss" if rows is record.valid_rows else "loss"
+    sliced = column(record.valid_rows, "train_slice_loss")
+    rows, key = (record.valid_rows, "train_slice_loss") if sliced else (record.train_rows, "loss")
     steps, values = series([row for row in rows if row["step"] >= since], key)
     rising = slope(steps, values)
     return rising is not None and rising.low > 0 and rising.value * (steps[-1] - steps[0]) > much

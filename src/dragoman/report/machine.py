@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from dragoman.report import measures, units
-from dragoman.report.read import RunRecord, number, once, section, sections, text
+from dragoman.report.read import RunRecord, column, number, once, section, sections, text
 from dragoman.runs import Row
 
 PHASES = ("idle", "other", "forward", "backward", "exposed", "optimizer")
@@ -40,37 +41,27 @@ def windows(record: RunRecord) -> list[Window]:
     found, since = [], measures.rearranged_at(record)
     for span in (span for span in measures.usual_spans(record) if span.step > since):
         spans = record.spans.get(span.step, {})
-        ranks = {name: values for name in (*PHASES, "data", "communication", "cpu") if (values := numbers(spans, name))}
-        whole = len(ranks) == len(PHASES) + 3 and len({len(values) for values in ranks.values()}) == 1
-        if whole:
+        ranks = {name: numbers(spans, name) for name in (*PHASES, "data", "communication", "cpu")}
+        if all(ranks.values()) and len({len(values) for values in ranks.values()}) == 1:
             found.append(Window(*span, ranks))
     return found
 
 
 def numbers(row: Row, key: str) -> list[float]:
     values = row.get(key)
-    fine = isinstance(values, list) and values and all(type(value) in (int, float) for value in values)
-    return [float(value) for value in values] if fine and isinstance(values, list) else []
+    if isinstance(values, list) and all(type(value) in (int, float) for value in values):
+        return [float(value) for value in values]
+    return []
 
 
 class Waits(NamedTuple):
-    """Seconds of a mean step that were waiting, by cause. Not of a median one: what holds up less than half of the windows may take
+    """What part of a mean step was waiting, by cause. Not of a median one: what holds up less than half of the windows may take
     most of the time."""
 
     windows: list[Window]
-    step: float
-    network: float  # the rank that had to wait least still waited that long for gradients
-    ranks: float  # what the rank that waits most waits longer than that: for a slower one, which itself does not wait
-    data: float
-    host: float  # a GPU had nothing to do, and not because of data
-    exchange: str  # over what: "network"; "exchange" inside one host; "gradients" where no host is recorded
-    untimed: bool  # the strategy exchanges inside of both passes, and nobody times that
-
-    @property
-    def causes(self) -> dict[str, float]:
-        """Shares of the step."""
-        seconds = {self.exchange: self.network, "ranks": self.ranks, "data": self.data, "host": self.host}
-        return {name: spent / self.step for name, spent in seconds.items()}
+    step: float  # seconds
+    causes: dict[str, float]  # shares of it
+    untimed: str  # the strategy, where it exchanges inside of both passes and nobody times that
 
     @property
     def bound(self) -> str:
@@ -104,12 +95,20 @@ def waits(record: RunRecord) -> Waits:
     step = mean_step(found, lambda window: window.seconds)
     network, data, gaps = (mean_step(found, partial(wait_of, cause=cause)) for cause in ("network", "data", "host"))
     host = max(0.0, gaps, unseen_gaps(record, found, step) - data) if on_gpu else 0.0
-    strategy = record.config.parallel.strategy if record.config else "ddp"
     world = min(len(window.ranks["idle"]) for window in found)
     # By rank, because chance makes every rank the slowest at times.
     ranks = max(mean_step(found, partial(wait_of, cause="ranks", rank=rank)) for rank in range(world))
+    # Over what: the network, an exchange inside one host, or gradients of which nobody knows, where no host is recorded.
     exchange = {0: "gradients", 1: "exchange"}.get(len(record.hosts), "network")
-    return Waits(found, step, network, ranks, data, host, exchange, strategy in UNTIMED and world > 1)
+    seconds = {
+        exchange: network,  # the rank that had to wait least still waited that long for gradients
+        "ranks": ranks,  # the rank that waits most waits so much longer: for a slower one, which itself does not wait
+        "data": data,
+        "host": host,  # a GPU had nothing to do, and not because of data
+    }
+    strategy = record.config.parallel.strategy if record.config and world > 1 else ""
+    causes = {name: spent / step for name, spent in seconds.items()}
+    return Waits(found, step, causes, strategy if strategy in UNTIMED else "")
 
 
 def mean_step(found: list[Window], seconds: Callable[[Window], float]) -> float:
@@ -134,7 +133,7 @@ def exposed_data(window: Window) -> float:
 def unseen_gaps(record: RunRecord, found: list[Window], step: float) -> float:
     """Time a step in which no kernel ran, between kernels, because the host was late with the next: its sign is that the host never
     has to wait for the device. NVML's utilisation says how much."""
-    leads = [lead for window in found if (lead := number(window.row, "lead_seconds")) is not None]
+    leads = column((window.row for window in found), "lead_seconds")
     busy = mean_of(gpu_samples(record), "utilization_percent")
     if not leads or busy is None or statistics.median(leads) > 0.1 * step:
         return 0.0
@@ -155,7 +154,6 @@ class Straggler(NamedTuple):
         return f"Rank {self.ranks[0]} ({where})" if len(self.ranks) == 1 else f"Host {where}"
 
 
-@once
 def straggler(record: RunRecord) -> Straggler | None:
     """A host, or else a rank, that is slower than the others nearly always. Step time cannot tell who: all take the same; but
     the slowest has the least to wait."""
@@ -201,11 +199,11 @@ class Traffic(NamedTuple):
     """Of one host, over the windows of training."""
 
     host: str
-    rank: int  # the first of its ranks
-    sent_bytes: float  # in all
+    sent: list[float]  # bytes, by window
     sent_per_step: float
     sent_per_s: float
-    link_mbit: float | None
+    links: list[str]
+    link_mbit: float | None  # of all of them
 
     @property
     def link_share(self) -> float | None:
@@ -215,30 +213,32 @@ class Traffic(NamedTuple):
 @once
 def traffic(record: RunRecord) -> list[Traffic]:
     """By host; bytes were counted at the edges of the windows."""
-    found = []
-    rows = [(window, record.spans[window.step]) for window in windows(record)]
-    steps, seconds = sum(w.steps for w, _ in rows), sum(w.steps * w.seconds for w, _ in rows)
+    found, training = [], windows(record)
+    steps, seconds = sum(window.steps for window in training), sum(window.steps * window.seconds for window in training)
+    by_rank = [numbers(record.spans[window.step], "sent_bytes") for window in training]
     for host in record.hosts:
         rank = next(iter(host.get("ranks") or [0]))
-        sent = [column(row, "sent_bytes", rank) for _, row in rows]
-        if rows and None not in sent:
-            total, link = sum(value or 0.0 for value in sent), link_mbit(record, host)
-            found.append(Traffic(text(host, "host"), rank, total, total / steps, total / seconds, link))
+        if training and all(rank < len(values) for values in by_rank):
+            sent, links = [values[rank] for values in by_rank], used_links(record, host)
+            a_step, a_second = sum(sent) / steps, sum(sent) / seconds
+            found.append(Traffic(text(host, "host"), sent, a_step, a_second, list(links), link_mbit(links)))
     return found
 
 
-def column(row: Row, key: str, rank: int) -> float | None:
-    values = numbers(row, key)
-    return values[rank] if rank < len(values) else None
+def busiest(record: RunRecord) -> Traffic | None:
+    return max(traffic(record), key=lambda host: host.sent_per_s, default=None)
 
 
-@once
-def used_links(record: RunRecord, name: str) -> dict[str, float | None]:
+def interfaces(host: Row) -> dict[str, float | None]:
+    """Those that were described, with their speeds."""
+    return {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
+
+
+def used_links(record: RunRecord, host: Row) -> dict[str, float | None]:
     """Interfaces of a host that carried at least a tenth of what it sent, with their speeds; the fastest where nobody counted. Bytes are
     counted over all interfaces, so they are compared with the speed of all that took part."""
-    host = next((host for host in record.hosts if text(host, "host") == name), {})
-    speeds = {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
-    carried = {link: carried_bytes(record.telemetry.get(name, []), link) for link in speeds}
+    speeds = interfaces(host)
+    carried = {link: carried_bytes(record.samples(host), link) for link in speeds}
     whole = sum(carried.values())
     if whole:
         return {link: speeds[link] for link, sent in carried.items() if sent >= 0.1 * whole}
@@ -247,31 +247,20 @@ def used_links(record: RunRecord, name: str) -> dict[str, float | None]:
 
 
 def carried_bytes(rows: list[Row], link: str) -> float:
-    sent = (
-        [many for row in (rows[0], rows[-1]) if (many := number(row, "nics", link, "sent_bytes")) is not None]
-        if rows
-        else []
-    )
+    sent = column(rows[:1] + rows[-1:], "nics", link, "sent_bytes")
     return max(0.0, sent[-1] - sent[0]) if sent else 0.0
 
 
-def link_mbit(record: RunRecord, host: Row) -> float | None:
-    """Of all interfaces that a host used; None where one does not tell."""
-    speeds = list(used_links(record, text(host, "host")).values())
-    return sum(speed or 0.0 for speed in speeds) if speeds and all(speeds) else None
+def link_mbit(links: dict[str, float | None]) -> float | None:
+    """Of all of them together; None where one does not tell."""
+    return sum(speed or 0.0 for speed in links.values()) if links and all(links.values()) else None
 
 
-class Exchange(NamedTuple):
-    """What must leave every host in a step, as the run itself worked it out from its strategy."""
-
-    how: str
-    sent_bytes: float | None
-
-
-def predicted(record: RunRecord) -> Exchange:
+def predicted(record: RunRecord) -> tuple[str, float | None]:
+    """How, and the bytes that must leave every host in a step, as the run itself worked it out from its strategy."""
     facts = section(record.environment, "exchange")
     how = ", ".join(filter(None, (text(facts, "strategy"), text(facts, "wire")))) or units.NOT_RECORDED
-    return Exchange(how, number(facts, "sent_bytes") if len(record.hosts) > 1 else None)
+    return how, number(facts, "sent_bytes") if len(record.hosts) > 1 else None
 
 
 # --- samples -----------------------------------------------------------------------------------------------
@@ -282,7 +271,7 @@ def interruptions(record: RunRecord) -> list[tuple[float, float]]:
     """When no step was made, or none that was kept, in their order and apart: validations, checkpoints, what was lost, and every
     start up to its first row."""
     made = sorted(row["time"] for row in record.train_rows if "time" in row)
-    found = [measures.pause(row) for row in record.events if row.get("event") in ("validation", "checkpoint")]
+    found = [measures.pause(row) for row in record.events_of("validation", "checkpoint")]
     found += measures.pauses(record) + [(each.since, each.until) for each in measures.setbacks(record)]
     for row in measures.starts(record):
         found.append((row["time"], next(iter(made[bisect(made, row["time"]) :]), float("inf"))))
@@ -326,6 +315,11 @@ def cards(record: RunRecord) -> dict[tuple[str, int], Row]:
     return found
 
 
+def least_memory(record: RunRecord) -> float | None:
+    """Bytes of the smallest of these GPUs."""
+    return min(filter(None, column(cards(record).values(), "memory_bytes")), default=None)
+
+
 @once
 def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
     """`host GPU n` -> its samples, with their times; those taken while steps were made, or all."""
@@ -340,7 +334,7 @@ def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
 
 
 def mean_of(rows: list[Row], key: str) -> float | None:
-    values = [value for row in rows if (value := number(row, key)) is not None]
+    values = column(rows, key)
     return statistics.fmean(values) if values else None
 
 
@@ -355,12 +349,10 @@ def rates(rows: list[Row], *keys: str) -> Iterator[tuple[float, float]]:
 
 def nic_rates(record: RunRecord, host: Row, key: str = "sent_bytes") -> list[tuple[float, float]]:
     """Bytes per second of all interfaces of a host that were described."""
-    rows = record.telemetry.get(text(host, "host"), [])
-    names = [text(link, "name") for link in sections(host, "interfaces")]
-    totals: dict[float, float] = {}
-    for name in names:
-        for time, rate in rates(rows, "nics", name, key):
-            totals[time] = totals.get(time, 0.0) + rate
+    totals = defaultdict[float, float](float)
+    for name in interfaces(host):
+        for time, rate in rates(record.samples(host), "nics", name, key):
+            totals[time] += rate
     return sorted(totals.items())
 
 

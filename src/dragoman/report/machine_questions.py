@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 
 from dragoman.report import machine, units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import bytes_per_s
 from dragoman.report.machine import Traffic, Waits, mean_of
-from dragoman.report.measures import rearranged, rearranged_at, series
-from dragoman.report.read import NotRecorded, RunRecord, number, sections, text
+from dragoman.report.measures import rearranged, rearranged_at
+from dragoman.report.read import NotRecorded, RunRecord, column, number, text
 from dragoman.report.stats import Estimate, correlation
 from dragoman.runs import Row
 
@@ -47,15 +46,16 @@ def part_words(found: Waits) -> str:
 
 
 def judged_since(record: RunRecord) -> str:
-    found = rearranged(record)
-    if not found or not rearranged_at(record):
+    found, since = rearranged(record), rearranged_at(record)
+    if not found or not since:
         return ""
-    before, after = (
-        f"{units.plural(len(hosts), 'host')} with {ranks}" if (hosts := row.get("hosts")) else ranks
-        for row in found
-        for ranks in [units.plural(number(row, "ranks") or 0, "rank")]
-    )
-    return f" (since step {rearranged_at(record):,}, when it was resumed on {after}; before, {before})"
+    before, after = map(machines, found)
+    return f" (since step {since:,}, when it was resumed on {after}; before, {before})"
+
+
+def machines(start: Row) -> str:
+    ranks = units.plural(number(start, "ranks") or 0, "rank")
+    return f"{units.plural(len(start['hosts']), 'host')} with {ranks}" if start.get("hosts") else ranks
 
 
 def wait_evidence(found: Waits) -> Evidence:
@@ -91,36 +91,28 @@ def gpus_used(record: RunRecord) -> Answer:
     busy, active, power = (mean_of(rows, key) for key in ("utilization_percent", "sm_percent", "power_watts"))
     limit = mean_of(rows, "power_limit_watts")
     drawn = power / limit if power is not None and limit else None
+    watts = f"{units.watts(power)} of {units.watts(limit)}"
+    clock, most = mean_of(rows, "sm_clock_mhz"), mean_of(rows, "max_sm_clock_mhz")
     evidence = [
         ("Utilisation (any kernel running)", percent(busy)),
         ("SM activity (multiprocessors working)", percent(active)),
         ("Tensor cores active", percent(mean_of(rows, "tensor_percent"))),
-        ("Power", f"{units.watts(power)} of {units.watts(limit)}, {units.percent(drawn)}"),
-        (
-            "SM clock",
-            f"{units.count(mean_of(rows, 'sm_clock_mhz'))} of {units.count(mean_of(rows, 'max_sm_clock_mhz'), 'MHz')}",
-        ),
-        ("Temperature, highest", celsius(rows)),
+        ("Power", f"{watts}, {units.percent(drawn)}"),
+        ("SM clock", f"{units.count(clock)} of {units.count(most, 'MHz')}"),
+        ("Temperature, highest", units.count(max(column(rows, "temperature_celsius"), default=None), "°C")),
         ("Work done", work(record)),
         *bound_evidence(record),
         ("Samples", f"{len(rows):,} of {units.plural(len(cards), 'GPU')}"),
     ]
     columns = ("GPU", "Utilisation", "SM activity", "Power", "Clock", "Memory")
-    return Answer(
-        4,
-        gpu_verdict(busy, active, drawn, power, limit),
-        evidence,
-        "gpus",
-        Table(columns, [gpu_row(*card) for card in cards.items()]),
-    )
+    table = Table(columns, [gpu_row(*card) for card in cards.items()])
+    return Answer(4, gpu_verdict(busy, active, drawn, watts), evidence, "gpus", table)
 
 
-def gpu_verdict(
-    busy: float | None, active: float | None, drawn: float | None, power: float | None, limit: float | None
-) -> str:
+def gpu_verdict(busy: float | None, active: float | None, drawn: float | None, watts: str) -> str:
     figures = [f"busy {percent(busy)} of the time"] if busy is not None else []
     figures += [f"SM activity {percent(active)}"] if active is not None else []
-    figures += [f"{units.watts(power)} of {units.watts(limit)}"] if drawn is not None else []
+    figures += [watts] if drawn is not None else []
     said = ", ".join(figures)
     working = active >= WORKING if active is not None else drawn >= STRONG if drawn is not None else None
     if working is None:
@@ -138,33 +130,25 @@ def percent(value: float | None) -> str:
     return units.percent(None if value is None else value / 100)
 
 
-def celsius(rows: list[Row]) -> str:
-    values = [value for row in rows if (value := number(row, "temperature_celsius")) is not None]
-    return f"{max(values):.0f} °C" if values else units.NOT_RECORDED
-
-
 def work(record: RunRecord) -> str:
     """Floating-point operations by the model's own count."""
     rows = [row for row in record.train_rows if row["step"] > rearranged_at(record)]
-    rates = series(rows[1:], "target_tokens_per_s")[1]
-    per_token, ranks = (
-        number(record.environment, "model", "flops_per_target_token"),
-        number(record.environment, "world_size"),
-    )
+    rates = column(rows[1:], "target_tokens_per_s")
+    per_token = number(record.environment, "model", "flops_per_target_token")
+    ranks = number(record.environment, "world_size")
     if not rates or not per_token or not ranks:
         return units.NOT_RECORDED
     return f"{units.significant(statistics.median(rates) * per_token / ranks / 1e12)} TFLOP/s a GPU (matrix products of the model)"
 
 
 def gpu_row(name: str, rows: list[Row]) -> tuple[str, ...]:
-    memory = max((value for row in rows if (value := number(row, "memory_used_bytes")) is not None), default=None)
     return (
         name,
         percent(mean_of(rows, "utilization_percent")),
         percent(mean_of(rows, "sm_percent")),
         units.watts(mean_of(rows, "power_watts")),
         units.count(mean_of(rows, "sm_clock_mhz"), "MHz"),
-        units.NOT_RECORDED if memory is None else units.decimal_size(memory),
+        units.decimal_size(max(column(rows, "memory_used_bytes"), default=None)),
     )
 
 
@@ -185,16 +169,15 @@ def network(record: RunRecord) -> Answer:
         return Answer(5, inside_one_host(record, world), [("Hosts", "1"), *bound_evidence(record)])
     if not record.spans:
         return network_by_arithmetic(record)
-    found, waits = machine.traffic(record), machine.waits(record)
-    if not found:
+    waits, busiest = machine.waits(record), machine.busiest(record)
+    if busiest is None:
         raise no_traffic(record)
-    busiest = max(found, key=lambda one: one.sent_per_s)
-    predicted, spent = machine.predicted(record), spent_communicating(record)
+    how, predicted = machine.predicted(record)
+    spent = machine.mean_step(waits.windows, lambda window: min(window.ranks["communication"]))
     verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
     verdict += f", {units.percent(busiest.link_share)} of its link" if busiest.link_share is not None else ""
     if waits.untimed:
-        strategy = record.config.parallel.strategy if record.config else ""
-        verdict = f"Cannot be told: with {strategy} the exchange is part of both passes and is not timed by itself; {verdict}."
+        verdict = f"Cannot be told: with {waits.untimed} the exchange is part of both passes and is not timed by itself; {verdict}."
     else:
         was = "Yes, the network was" if waits.bound == "network" else "No, the network was not"
         verdict = f"{was} the bottleneck: {verdict}; {bound_words(waits)}."
@@ -202,17 +185,14 @@ def network(record: RunRecord) -> Answer:
         carried = units.bit_rate(busiest.sent_per_step / spent)
         verdict += f" The path carried {carried}, though the link says {units.link_speed(busiest.link_mbit)}: it may be shaped, or shared."
     evidence = [
-        (f"Sent a step, predicted ({predicted.how})", units.size(predicted.sent_bytes)),
-        ("Measured against predicted", agreement(busiest, predicted.sent_bytes)),
+        (f"Sent a step, predicted ({how})", units.size(predicted)),
+        ("Measured against predicted", agreement(busiest, predicted)),
         ("Communication, first to last byte", f"{units.duration(spent)} a step"),
         ("Rate during the exchange", units.bit_rate(busiest.sent_per_step / spent) if spent else units.NOT_RECORDED),
         *wait_evidence(waits),
     ]
-    table = Table(
-        ("Host", "Sent in all", "Sent a step", "Mean rate", "Link", "Share of the link"),
-        [traffic_row(one, machine.used_links(record, one.host)) for one in found],
-    )
-    return Answer(5, verdict, evidence, "network", table)
+    columns = ("Host", "Sent in all", "Sent a step", "Mean rate", "Link", "Share of the link")
+    return Answer(5, verdict, evidence, "network", Table(columns, list(map(traffic_row, machine.traffic(record)))))
 
 
 def no_traffic(record: RunRecord) -> NotRecorded:
@@ -239,10 +219,9 @@ def inside_one_host(record: RunRecord, world: float) -> str:
 def network_by_arithmetic(record: RunRecord) -> Answer:
     """Where nobody measured waiting: what must have been sent, whether the wire carried that, and what it would need."""
     how, predicted = machine.predicted(record)
-    times = series(record.train_rows, "step_seconds")[1]
-    if not predicted or not times:
+    step, measured = mean_of(record.train_rows, "step_seconds"), bytes_per_s(record.stated.get("network_rate"))
+    if not predicted or not step:
         raise record.lacks("spans.jsonl", "has no whole window after the first")
-    step, measured = statistics.fmean(times), bytes_per_s(record.stated.get("network_rate"))
     needs = {speed: predicted * 8 / (speed * 1e9) for speed in (1, 10)}
     drawn, limit = (mean_of(machine.gpu_samples(record), key) for key in ("power_watts", "power_limit_watts"))
     waited = bool(drawn and limit and drawn < 0.5 * limit)
@@ -250,9 +229,8 @@ def network_by_arithmetic(record: RunRecord) -> Answer:
     if measured and 0.7 < measured * step / predicted < 1.4:
         said += f", and {units.bit_rate(measured)} were seen on the wire: it is the gradients"
         likely = "Very probably yes" if waited or needs[10] < step < needs[1] else "It may have been"
-        said = (
-            f"{likely}: {said}{f'; the GPUs drew {drawn:.0f} of {limit:.0f} W, they were waiting' if waited else ''}."
-        )
+        waiting = f"; the GPUs drew {drawn:.0f} of {limit:.0f} W, they were waiting" if waited else ""
+        said = f"{likely}: {said}{waiting}."
     else:
         said = f"Cannot be told, exposed communication is not recorded; but {said}."
     rows = [(f"Such a step's exchange at {speed} Gbit/s", units.duration(seconds)) for speed, seconds in needs.items()]
@@ -261,10 +239,6 @@ def network_by_arithmetic(record: RunRecord) -> Answer:
         ("Power of the GPUs", f"{units.watts(drawn)} of {units.watts(limit)}" if drawn else units.NOT_RECORDED),
     ]
     return Answer(5, said, [(f"Sent a step and host, predicted ({how})", units.size(predicted)), *rows, *seen])
-
-
-def spent_communicating(record: RunRecord) -> float:
-    return machine.mean_step(machine.windows(record), lambda window: min(window.ranks["communication"]))
 
 
 def agreement(found: Traffic, predicted: float | None) -> str:
@@ -280,13 +254,13 @@ def agreement(found: Traffic, predicted: float | None) -> str:
     return f"{units.size(found.sent_per_step)}, {ratio:.2f} times: {meaning}"
 
 
-def traffic_row(one: Traffic, links: Iterable[str]) -> tuple[str, ...]:
-    sizes = units.decimal_size(one.sent_bytes), units.decimal_size(one.sent_per_step)
+def traffic_row(one: Traffic) -> tuple[str, ...]:
     return (
         one.host,
-        *sizes,
+        units.decimal_size(sum(one.sent)),
+        units.decimal_size(one.sent_per_step),
         units.bit_rate(one.sent_per_s),
-        f"{' + '.join(links)} {units.link_speed(one.link_mbit)}",
+        f"{' + '.join(one.links)} {units.link_speed(one.link_mbit)}",
         units.percent(one.link_share),
     )
 
@@ -297,14 +271,13 @@ def step_and_network(record: RunRecord) -> Answer:
     rate: r with the rate is then negative by arithmetic and says nothing about the cause. Exposed communication is time, and does."""
     if record.one_host:
         return Answer(11, "Not at all: there is one host, and no traffic between nodes.", [("Hosts", "1")])
-    waits, found = machine.waits(record), machine.windows(record)
-    host = max(machine.traffic(record), key=lambda one: one.sent_per_s, default=None)
+    waits, host = machine.waits(record), machine.busiest(record)
     if host is None:
         raise no_traffic(record)
-    sent = [machine.column(record.spans[window.step], "sent_bytes", host.rank) or 0.0 for window in found]
+    found, share = waits.windows, waits.causes["network"]
     seconds = [window.seconds for window in found]
-    with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(sent, found, strict=True)])
-    with_bytes = correlation(seconds, [many / w.steps for many, w in zip(sent, found, strict=True)])
+    with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(host.sent, found, strict=True)])
+    with_bytes = correlation(seconds, [many / w.steps for many, w in zip(host.sent, found, strict=True)])
     with_wait = correlation(seconds, [min(window.ranks["exposed"]) for window in found])
     verdict = f"Correlation of step time with exposed communication is {coefficient(with_wait)}, "
     verdict += f"with bytes a second {coefficient(with_rate)}; "
@@ -313,11 +286,8 @@ def step_and_network(record: RunRecord) -> Answer:
         ("r of step time and bytes a step", coefficient(with_bytes, long=True)),
         ("r of step time and exposed communication", coefficient(with_wait, long=True)),
         ("Windows of metrics compared", units.count(len(found))),
-        (
-            "Exposed communication a step",
-            f"{units.duration(waits.network)}, {units.percent(waits.causes['network'])} of it",
-        ),
-        ("Measured against predicted bytes", agreement(host, machine.predicted(record).sent_bytes)),
+        ("Exposed communication a step", f"{units.duration(share * waits.step)}, {units.percent(share)} of it"),
+        ("Measured against predicted bytes", agreement(host, machine.predicted(record)[1])),
     ]
     return Answer(11, f"{verdict}{meaning(waits, with_wait)}.", evidence, "step_and_network")
 
@@ -335,8 +305,3 @@ def coefficient(found: Estimate | None, *, long: bool = False) -> str:
     if found is None:
         return "undefined (too few windows, or nothing varies)"
     return f"{found.value:+.2f}" + (f" (90 %: {found.low:+.2f} to {found.high:+.2f})" if long else "")
-
-
-def links(host: Row) -> str:
-    speeds = {text(link, "name"): number(link, "speed_mbit") for link in sections(host, "interfaces")}
-    return ", ".join(f"{name} {units.link_speed(speed)}" for name, speed in speeds.items()) or units.NOT_RECORDED

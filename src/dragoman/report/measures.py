@@ -3,12 +3,12 @@ rates obey the formula, what a checkpoint should weigh. Raises NotRecorded where
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from dragoman.config.schedule import learning_rate
 from dragoman.report import units
-from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, number, once, text
+from dragoman.report.read import Checkpoint, NotRecorded, RunRecord, column, number, once, text
 from dragoman.runs import Row
 
 RATE_TOLERANCE = 1e-5  # relative; room for rounding in the log, too tight for a rate that is off by one step
@@ -48,7 +48,7 @@ class TimeSplit:
 
 def starts(record: RunRecord) -> list[Row]:
     """The start; then every resume, and every start from nothing of a run killed before its first checkpoint."""
-    return [row for row in record.events if row.get("event") in ("start", "resume")]
+    return record.events_of("start", "resume")
 
 
 def rearranged(record: RunRecord) -> tuple[Row, Row] | None:
@@ -70,8 +70,8 @@ def process_start(record: RunRecord) -> float:
     """When the first process began: reading data and placing the model go before the start event. The events that count their
     seconds from there tell it."""
     begun = [*starts(record), {"time": float("inf")}]
-    first = [row for row in record.events if row["time"] < begun[1]["time"] and number(row, "seconds") is not None]
-    counted = [row["time"] - row["seconds"] for row in first if row.get("event") in ("first_step", "stop")]
+    first = [row for row in record.events_of("first_step", "stop") if row["time"] < begun[1]["time"]]
+    counted = [row["time"] - row["seconds"] for row in first if number(row, "seconds") is not None]
     return float(min([begun[0]["time"], *counted[:1]]))
 
 
@@ -134,23 +134,18 @@ class Setback(NamedTuple):
 @once
 def setbacks(record: RunRecord) -> list[Setback]:
     found, first = [], starts(record)[:1]
-    for row in record.events:
-        if row.get("event") not in ("start", "resume", "roll_back") or row in first:
+    for row in record.events_of("start", "resume", "roll_back"):
+        if row in first:
             continue
         step, until = number(row, "step") or 0.0, row["time"]
         until = next((since for since, end in pauses(record) if end == until), until)
-        kept = [pause(each)[1] for each in record.events if each is not row and reached(each, step)]
-        kept += [
-            number(each, "time") or 0.0 for each in (*record.train_rows, *record.valid_rows) if each["step"] <= step
-        ]
+        work = [each for each in record.events_of(*KEPT) if each is not row and (number(each, "step") or 0.0) <= step]
+        rows = [each for each in (*record.train_rows, *record.valid_rows) if each["step"] <= step]
+        kept = [pause(each)[1] for each in work] + [number(each, "time") or 0.0 for each in rows]
         lost = number(row, "lost_steps") if row["event"] != "roll_back" else (number(row, "from_step") or step) - step
         since = max((time for time in kept if time <= until), default=until)
         found.append(Setback(row["event"], since, until, None if lost is None else int(lost)))
     return found
-
-
-def reached(event: Row, step: float) -> bool:
-    return event.get("event") in KEPT and (number(event, "step") or 0.0) <= step
 
 
 def returned(times: int) -> str:
@@ -164,9 +159,9 @@ def lost_steps(found: list[Setback]) -> int | None:
 
 def spent(record: RunRecord, kind: str) -> float:
     """Seconds of all events of a kind, less those that fell into a lost span and are counted there."""
-    events = [row for row in record.events if row.get("event") == kind]
-    kept = [row for row in events if not any(each.since < pause(row)[1] < each.until for each in setbacks(record))]
-    return sum(number(row, "seconds") or 0.0 for row in kept)
+    lost = setbacks(record)
+    kept = [row for row in record.events_of(kind) if not any(each.since < pause(row)[1] < each.until for each in lost)]
+    return sum(column(kept, "seconds"))
 
 
 def pause(row: Row) -> tuple[float, float]:
@@ -247,12 +242,9 @@ class StepTimes:
 
 def quantile(values: list[float], weights: list[int], share: float) -> float:
     """The smallest value that at least `share` of the weight does not exceed."""
-    below, total = 0, sum(weights)
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        below += weight
-        if below >= share * total:
-            return value
-    return max(values)
+    ordered, enough = sorted(zip(values, weights, strict=True)), share * sum(weights)
+    sums = accumulate(weight for _, weight in ordered)
+    return next(value for (value, _), below in zip(ordered, sums, strict=True) if below >= enough)
 
 
 def rescheduled(record: RunRecord) -> int:
@@ -285,17 +277,14 @@ class RateCheck:
 
 
 def newest_checkpoint(record: RunRecord) -> Checkpoint:
-    if record.origin and not record.checkpoints:
+    if record.checkpoints:
+        return record.checkpoints[-1]
+    if record.origin:
         raise NotRecorded(f"no checkpoint lies beside {record.origin}")
-    if not record.checkpoints:
-        written = [row for row in record.events if row.get("event") == "checkpoint"]
-        elsewhere = (
-            f"; {len(written)} were written, the last at step {written[-1]['step']:,}, and are elsewhere"
-            if written
-            else " yet"
-        )
-        raise NotRecorded(f"there is no whole checkpoint in checkpoints/{elsewhere}")
-    return record.checkpoints[-1]
+    more = " yet"
+    if written := record.events_of("checkpoint"):
+        more = f"; {len(written)} were written, the last at step {written[-1]['step']:,}, and are elsewhere"
+    raise NotRecorded(f"there is no whole checkpoint in checkpoints/{more}")
 
 
 class Prediction(NamedTuple):

@@ -123,18 +123,15 @@ class RunRecord:
         self.data = self.read(folder.data, read_json, {})
         metrics = self.read(folder.metrics, read_rows, [])
         self.train_rows, self.valid_rows = by_step(metrics, "train"), by_step(metrics, "valid")
-        spans: list[Row] = self.read(folder.spans, read_rows, [])
-        self.spans = {int(number(row, "step") or 0): row for row in spans}
-        events: list[Row] = self.read(folder.events, read_rows, [])
-        self.events = [row for row in events if number(row, "time") is not None]
+        self.spans = {int(number(row, "step") or 0): row for row in self.read(folder.spans, read_rows, [])}
+        self.events = [row for row in self.read(folder.events, read_rows, []) if number(row, "time") is not None]
         if folder.scores.is_file():  # no evaluation yet is nothing to tell
             self.scores = [row for row in self.read(folder.scores, read_json, []) if isinstance(row, dict)]
         self.probes = read_probes(folder.translations)
         for path in checkpoint_folders(folder):
             with suppress(OSError):  # the run deletes it while we look
-                self.checkpoints.append(
-                    Checkpoint(path.name, path.iterdir(), self.read(path / MANIFEST, read_json, {}))
-                )
+                manifest = self.read(path / MANIFEST, read_json, {})
+                self.checkpoints.append(Checkpoint(path.name, path.iterdir(), manifest))
         for file in sorted(folder.telemetry.glob("*.jsonl")):
             self.telemetry[file.stem] = self.aligned(file.stem, self.read(file, read_samples, []))
 
@@ -145,6 +142,13 @@ class RunRecord:
     @property
     def hosts(self) -> list[Row]:
         return sections(self.environment, "hosts")
+
+    def samples(self, host: Row) -> list[Row]:
+        """Telemetry of a host."""
+        return self.telemetry.get(text(host, "host"), [])
+
+    def events_of(self, *kinds: str) -> list[Row]:
+        return [row for row in self.events if row.get("event") in kinds]
 
     @property
     def one_host(self) -> bool:
@@ -194,10 +198,13 @@ def by_step(rows: list[Row], kind: str) -> list[Row]:
 
 def number(row: Row, *keys: str) -> float | None:
     """A finite number at `row[key][key]...`, or None: a diverged loss is NaN."""
-    for key in keys[:-1]:
-        row = section(row, key)
-    value: Any = row.get(keys[-1])
+    value: Any = section(row, *keys[:-1]).get(keys[-1])
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def column(rows: Iterable[Row], *keys: str) -> list[float]:
+    """Such a number of every row that has it."""
+    return [value for row in rows if (value := number(row, *keys)) is not None]
 
 
 def text(row: Row, key: str) -> str:

@@ -4,6 +4,7 @@ here, how it looks is up to the two templates."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from dragoman.report import units
 from dragoman.report.answer import Evidence, Table
 from dragoman.report.charts import AXES, CURVES, draw_all
 from dragoman.report.findings import findings
-from dragoman.report.machine_questions import links
-from dragoman.report.measures import last_step
+from dragoman.report.machine import interfaces
+from dragoman.report.measures import last_step, series
 from dragoman.report.questions import answers
 from dragoman.report.read import RunRecord, number, once, section, sections, text
 from dragoman.report.time_questions import why_it_stopped
@@ -147,7 +148,7 @@ def validation(record: RunRecord) -> Table:
     return shortened(("Step", "Loss (nats)", "NLL (nats)", "Perplexity", "BLEU", "chrF", "Time"), rows)
 
 
-def shortened(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def shortened(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     """Of a table by steps with hundreds of rows every so manieth, and the last; its first column says so."""
     every = -(-len(rows) // MOST_ROWS)
     if every < 2:
@@ -161,31 +162,29 @@ def corpora(record: RunRecord) -> Table:
     for name, facts in section(record.data, "train", "corpora").items():
         counts = section(facts, "dropped")
         dropped = [f"{reason} {units.count(number(counts, reason))}" for reason in counts]
-        rows.append(
-            (name, *(units.count(number(facts, key)) for key in ("read_pairs", "pairs")), "; ".join(dropped) or "-")
-        )
+        read, kept = (units.count(number(facts, key)) for key in ("read_pairs", "pairs"))
+        rows.append((name, read, kept, "; ".join(dropped) or "-"))
     return Table(("Corpus", "Pairs read", "Pairs kept", "Dropped"), rows)
 
 
 def checkpoints(record: RunRecord) -> Table:
     """Every one that was written; those that lie in the folder still are kept."""
     kept, rows = {step_of(Path(each.name)) for each in record.checkpoints}, []
-    scores = {row["step"]: row for row in record.valid_rows}
-    for row in record.events:
-        if row.get("event") == "checkpoint" and (step := number(row, "step")) is not None:
-            loss = number(scores.get(int(step), {}), "loss")
-            times = (units.duration(number(row, key)) for key in ("seconds", "write_seconds"))
-            held = units.decimal_size(size) if (size := number(row, "bytes")) else units.NOT_RECORDED
-            cells = (held, *times, "-" if loss is None else f"{loss:.3f}", "yes" if step in kept else "no")
-            rows.append((f"{step:,.0f}", *cells))
+    losses = dict(zip(*series(record.valid_rows, "loss"), strict=True))
+    for row in record.events_of("checkpoint"):
+        if (step := number(row, "step")) is not None:
+            size, loss = units.decimal_size(number(row, "bytes") or None), losses.get(int(step))
+            stood, written = (units.duration(number(row, key)) for key in ("seconds", "write_seconds"))
+            score = "-" if loss is None else f"{loss:.3f}"
+            rows.append((f"{step:,.0f}", size, stood, written, score, "yes" if step in kept else "no"))
     return shortened(("Step", "Size", "Training stood still", "Written in", "Validation loss (nats)", "Kept"), rows)
 
 
 def cards(host: Row) -> str:
-    found = sections(host, "gpus")
-    names = ", ".join(filter(None, (text(gpu, "name") for gpu in found)))
     if "gpus" not in host:
         return f"GPUs {units.NOT_RECORDED}"
+    found = sections(host, "gpus")
+    names = ", ".join(filter(None, (text(gpu, "name") for gpu in found)))
     return f"GPUs {names}" if names else units.plural(len(found), "GPU") if found else "no GPU"
 
 
@@ -195,15 +194,16 @@ def machine(record: RunRecord) -> Evidence:
     names |= {"precision": "Precision", "compile": "Compiled"}
     found = {label: text(record.environment, key) for key, label in names.items()}
     rows = [(label, {"True": "yes", "False": "no"}.get(value, value)) for label, value in found.items() if value]
-    for host in sections(record.environment, "hosts"):
+    for host in record.hosts:
         ranks = host.get("ranks")
+        links = [f"{name} {units.link_speed(speed)}" for name, speed in interfaces(host).items()]
         parts = [
             f"ranks {', '.join(map(str, ranks))}" if isinstance(ranks, list) else "",
             text(host, "cpu"),
             units.count(number(host, "cores"), "cores"),
             f"memory {units.size(number(host, 'memory_bytes'))}",
             cards(host),
-            f"links {links(host)}",
+            f"links {', '.join(links) or units.NOT_RECORDED}",
         ]
         rows.append((f"Host {text(host, 'host')}", "; ".join(filter(None, parts))))
     return rows or [("Not recorded", record.missing.get("environment.json", f"{record.origin} does not tell"))]

@@ -6,10 +6,8 @@ from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import size_of
 from dragoman.report.measures import Prediction, newest_checkpoint, predicted_bytes
-from dragoman.report.read import Checkpoint, RunRecord, number, role, section, text
+from dragoman.report.read import Checkpoint, RunRecord, column, number, role, section, text
 from dragoman.runs import Row
-
-EPOCHS = "Epochs (how often each pair was seen)"
 
 
 def training_set(record: RunRecord) -> Answer:
@@ -18,17 +16,17 @@ def training_set(record: RunRecord) -> Answer:
     train = section(record.data, "train")
     pairs, source, target = (number(train, key) for key in ("pairs", "source_bytes", "target_bytes"))
     pairs = number(train, "text_pairs") or pairs  # a line that is cut in several ways is one line
+    seen = number(record.last_row, "pairs")
+    epochs = units.significant(seen / pairs) if pairs and seen is not None else units.NOT_RECORDED
+    use = [("Pairs seen in training", units.count(seen)), ("Epochs (how often each pair was seen)", epochs)]
     if record.origin and pairs is not None:
-        return Answer(
-            7, f"{units.count(pairs, 'lines')} a side; its bytes are {units.NOT_RECORDED}.", epochs_seen(record, pairs)
-        )
+        return Answer(7, f"{units.count(pairs, 'lines')} a side; its bytes are {units.NOT_RECORDED}.", use)
     if pairs is None or source is None or target is None:
         raise record.lacks("data.json", "does not give the pairs and bytes of the training set")
     from_lang, to_lang = (text(record.data, f"{side}_lang") or side for side in ("source", "target"))
     # Three digits, not one decimal: of a small set, 0.2 MB + 0.2 MB = 0.3 MB would be read as a mistake.
     from_mb, to_mb, both_mb = (units.significant(size / 1e6) for size in (source, target, source + target))
     verdict = f"{units.count(pairs, 'lines')} a side, {from_mb} MB {from_lang} + {to_mb} MB {to_lang} = {both_mb} MB"
-    epochs = dict(epochs_seen(record, pairs))[EPOCHS]
     verdict += "." if epochs == units.NOT_RECORDED else f"; each pair was seen {epochs} times."
     evidence = [
         (f"Source side ({from_lang})", units.size(source)),
@@ -37,15 +35,9 @@ def training_set(record: RunRecord) -> Answer:
         ("Source tokens (subwords)", units.count(number(train, "source_tokens"))),
         ("Target tokens (subwords)", units.count(number(train, "target_tokens"))),
         *dropped(train, pairs),
-        *epochs_seen(record, pairs),
+        *use,
     ]
     return Answer(7, verdict, evidence, "training_set")
-
-
-def epochs_seen(record: RunRecord, pairs: float) -> Evidence:
-    seen = number(record.last_row, "pairs")
-    epochs = units.significant(seen / pairs) if pairs and seen is not None else units.NOT_RECORDED
-    return [("Pairs seen in training", units.count(seen)), (EPOCHS, epochs)]
 
 
 def dropped(train: Row, pairs: float) -> Evidence:
@@ -79,11 +71,10 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; one that is frozen
     has no moments; 16 bytes are counters. What ranks have for themselves (own-*) depends on the strategy and is not predicted. The
     headers are read from the safetensors files."""
-    logged = [held for row in record.events if row.get("event") == "checkpoint" and (held := number(row, "bytes"))]
+    logged = column(record.events_of("checkpoint"), "bytes")
     foreign = [each.bytes for each in record.checkpoints if not each.ours]
     known = foreign or (logged if not record.checkpoints else [])
-    held = size_of(record.stated.get("checkpoint")) or (known[-1] if known else None)
-    if held:
+    if held := size_of(record.stated.get("checkpoint")) or (known[-1] if known else None):
         return bytes_alone(held, number(record.environment, "model", "parameters"))
     newest = newest_checkpoint(record)
     verdict, compared = against_prediction(newest, predicted_bytes(record))
@@ -122,25 +113,20 @@ def against_prediction(checkpoint: Checkpoint, predicted: Prediction | None) -> 
     # The reference kept its step and Adam's powers as tensors; here the step is in training.json.
     reason = " (counters are no tensors in this format)" if difference == -16 else ""
     a_parameter = f"{checkpoint.tensor_bytes / predicted.parameters:.3f} bytes of tensors each"
-    own = (
-        [("Of it, what ranks have for themselves", f"{checkpoint.own_bytes:+,} bytes")] if checkpoint.own_bytes else []
-    )
+    own = [("Of it, what ranks have for themselves", f"{checkpoint.own_bytes:+,} bytes")]
     evidence = [
         ("Parameters", f"{predicted.parameters:,}, at {a_parameter}"),
         (f"Prediction: {predicted.words}", f"{predicted.bytes:,} bytes = {units.size(predicted.bytes)}"),
         ("Difference", f"{checkpoint.bytes - predicted.bytes:+,} bytes"),
         ("Of it, headers, vocabulary, descriptions", f"{checkpoint.rest_bytes:+,} bytes"),
-        *own,
+        *(own if checkpoint.own_bytes else []),
         ("Of it, tensors", f"{difference:+,} bytes{reason}"),
     ]
     if abs(difference) > 16:
-        return (
-            f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted.bytes)}.",
-            evidence,
-        )
-    beside = f", {units.decimal_size(checkpoint.own_bytes)} that ranks have for themselves" if own else ""
+        verdict = f"{whole}; its tensors take {tensors}, NOT the predicted {units.decimal_size(predicted.bytes)}."
+        return verdict, evidence
     what = "weights, their average and moments" if "weights.safetensors" in checkpoint.files else "weights and moments"
-    return (
-        f"{whole}: {tensors} of {what}, as {predicted.words} predict{beside}, and {rest} of vocabulary and descriptions.",
-        evidence,
-    )
+    verdict = f"{whole}: {tensors} of {what}, as {predicted.words} predict"
+    if checkpoint.own_bytes:
+        verdict += f", {units.decimal_size(checkpoint.own_bytes)} that ranks have for themselves"
+    return f"{verdict}, and {rest} of vocabulary and descriptions.", evidence

@@ -22,11 +22,6 @@ class Estimate(NamedTuple):
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.value * factor, low, high)
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether its sign is."""
-        return self.low > 0 or self.high < 0
-
 
 def student(freedom: int) -> float:
     """Half the width of a two-sided interval in standard errors: Student's t, by the Cornish-Fisher expansion, which is too
@@ -42,7 +37,7 @@ def student(freedom: int) -> float:
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> Estimate | None:
     """Of the least-squares line; None with too few points, or all at the same place."""
-    if len(xs) < MANY or len(set(xs)) < MANY:
+    if len(set(xs)) < MANY:
         return None
     value, constant = statistics.linear_regression(xs, ys)
     rest = [y - value * x - constant for x, y in zip(xs, ys, strict=True)]

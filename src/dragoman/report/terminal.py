@@ -9,8 +9,8 @@ from rich.text import Text
 from dragoman.report import machine, units
 from dragoman.report.findings import findings
 from dragoman.report.machine_questions import bound_words
-from dragoman.report.measures import last_step, series
-from dragoman.report.read import NotRecorded, RunRecord, number
+from dragoman.report.measures import last_step
+from dragoman.report.read import NotRecorded, RunRecord, column, number
 from dragoman.report.render import summary
 from dragoman.report.time_questions import why_it_stopped
 
@@ -31,11 +31,9 @@ def view(record: RunRecord) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     last, planned = last_step(record), record.config.train.max_steps if record.config else None
     pace = number(record.last_row, "step_seconds")
-    left = (
-        f", {units.duration((planned - last) * pace)} of steps left"
-        if planned and last and pace and planned > last
-        else ""
-    )
+    left = ""
+    if planned and last and pace and planned > last:
+        left = f", {units.duration((planned - last) * pace)} of steps left"
     table.add_row("step", f"{units.count(last)} of {units.count(planned)}{left}")
     for name, rows, key in (
         ("training loss", record.train_rows, "loss"),
@@ -44,8 +42,7 @@ def view(record: RunRecord) -> RenderableType:
         ("target tokens/s", record.train_rows, "target_tokens_per_s"),
         ("learning rate", record.train_rows, "learning_rate"),
     ):
-        _, values = series(rows, key)
-        if values:
+        if values := column(rows, key):
             last_value = units.rate(values[-1]) if key == "learning_rate" else units.significant(values[-1])
             table.add_row(name, f"{last_value}  {sparkline(values)}")
     try:

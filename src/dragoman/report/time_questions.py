@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dragoman.config import Config
 from dragoman.config.schedule import formula, schedule_end
-from dragoman.report import machine, units
+from dragoman.report import machine, measures, units
 from dragoman.report.answer import Answer, Evidence
-from dragoman.report.measures import (
-    RateCheck,
-    StepTimes,
-    TimeSplit,
-    last_step,
-    lost_steps,
-    returned,
-    series,
-    starts,
-    stop_reason,
-)
+from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
 from dragoman.report.read import NotRecorded, RunRecord, number
+
+ALONE = "from the step alone, neither from BLEU nor from a plateau"
 
 
 def why_it_stopped(record: RunRecord) -> str:
@@ -33,7 +25,7 @@ def duration(record: RunRecord) -> Answer:
     """Wall clock between the start of the first process and the last stop in events.jsonl (without a stop: the last row
     written anywhere). Training is train_seconds of the last row of metrics.jsonl, validation and checkpoints are the seconds of
     their events; what is left is other: start-up, compilation, logging, steps after the last row."""
-    if record.origin and not starts(record):
+    if record.origin and not measures.starts(record):
         return duration_by_pace(record)
     split, steps = TimeSplit(record), last_step(record)
     verdict = f"{units.duration(split.wall)} "
@@ -42,10 +34,9 @@ def duration(record: RunRecord) -> Answer:
         verdict += "how much of it was training is not recorded"
     else:
         verdict += f"{units.duration(split.training)} of it went into {units.plural(steps, 'training step')}"
-    begin, end = (  # what is imported without a clock begins at 0
-        units.moment(time, record.clock) if split.started else units.NOT_RECORDED
-        for time in (split.started, split.ended)
-    )
+    begin, end = (units.moment(time, record.clock) for time in (split.started, split.ended))
+    if not split.started:  # what is imported without a clock begins at 0
+        begin = end = units.NOT_RECORDED
     evidence = [
         ("Start", begin),
         ("Stop" if split.stop_reason else "Last sign of life", end),
@@ -61,9 +52,9 @@ def duration(record: RunRecord) -> Answer:
         costly = [each for each in split.setbacks if each.seconds]
         back = sum(each.event == "roll_back" for each in costly)
         again = len(costly) - back
-        to = " and ".join([units.plural(again, "restart")] * bool(again) + [returned(back)] * bool(back))
+        to = " and ".join([units.plural(again, "restart")] * bool(again) + [measures.returned(back)] * bool(back))
         verdict += f", {units.duration(split.lost)} were lost to {to}"
-        lost = lost_steps(split.setbacks)
+        lost = measures.lost_steps(split.setbacks)
         twice = units.count(lost)
         if steps and split.training and lost:
             twice += f", about {units.duration(lost * split.training / steps)} of work"
@@ -87,31 +78,24 @@ def duration_by_pace(record: RunRecord) -> Answer:
 def learning_rates(record: RunRecord) -> Answer:
     """The formula is evaluated from run.toml for every row of metrics.jsonl. The row of step s was written after update
     number s, whose rate is lr(s-1). A relative deviation above 1e-5 counts as wrong."""
-    if record.config and record.origin and not series(record.train_rows, "learning_rate")[0]:
-        words = formula(record.config)
-        return Answer(
-            6,
-            f"No rate is recorded; by its configuration, {words}: from the step alone, neither from BLEU nor from a plateau.",
-        )
-    if record.config is None and record.origin and series(record.train_rows, "learning_rate")[0]:
-        steps, logged = series(record.train_rows, "learning_rate")
+    steps, logged = series(record.train_rows, "learning_rate")
+    if record.origin and record.config and not logged:
+        return Answer(6, f"No rate is recorded; by its configuration, {formula(record.config)}: {ALONE}.")
+    if record.origin and record.config is None and logged:
         verdict = f"{seen_shape(steps, logged)}; its formula is not recorded, so that nothing can be compared with it."
         return Answer(6, verdict, [("Rates in the log", units.count(len(steps)))], "rate_by_step")
     check = RateCheck(record)
     how_much = units.percent(check.deviation) if check.deviation >= 0.001 else f"{check.deviation:.1e}"
     worst = f"{how_much} of the rate by the formula, at step {check.steps[check.worst]:,}"
-    alone = "the step alone; neither on BLEU nor on a plateau of the loss"
+    on = "the step alone; neither on BLEU nor on a plateau of the loss"
+    since = f"steps up to {check.since:,}: the run was resumed there with another schedule"
     evidence = [
         ("Policy and formula", formula(check.config)),
         ("Rates compared with the formula", units.count(len(check.steps))),
         ("Rates that do not obey it", units.count(len(check.wrong))),
-        *(
-            [("Not compared", f"steps up to {check.since:,}: the run was resumed there with another schedule")]
-            if check.since
-            else []
-        ),
+        *([("Not compared", since)] if check.since else []),
         ("Largest deviation", worst if check.deviation else "none"),
-        ("Depends on", f"{alone} (by the configuration; the log says otherwise)" if check.wrong else alone),
+        ("Depends on", f"{on} (by the configuration; the log says otherwise)" if check.wrong else on),
     ]
     if unseen := unfinished(check.config, check.steps[-1]):
         evidence.append(("Part of the curve not reached", unseen))
@@ -134,7 +118,7 @@ def seen_shape(steps: list[int], logged: list[float]) -> str:
 def obedience(check: RateCheck) -> str:
     if not check.wrong:
         since = f" since step {check.since:,}, where the run was resumed with another schedule," if check.since else ""
-        return f"all {len(check.steps)} logged rates{since} follow from the step alone, neither from BLEU nor from a plateau"
+        return f"all {len(check.steps)} logged rates{since} follow {ALONE}"
     step, logged = check.steps[check.worst], check.logged[check.worst]
     wrong = f"{len(check.wrong)} of {len(check.steps)} logged rates do NOT obey the formula"
     rates = f"{units.rate(logged)} logged, {units.rate(check.formula(step - 1))} by the formula"
@@ -162,17 +146,14 @@ def step(record: RunRecord) -> Answer:
     if times.mean_with_everything is not None:
         verdict += f" ({units.duration(times.mean_with_everything)} with validation and checkpoints)"
     target_rate = None if times.target_tokens is None else times.target_tokens / times.mean
+    middle = [("Median step", units.duration(times.median)), ("95th percentile", units.duration(times.p95))]
     evidence = [
         ("A step of this run", step_of_run(record)),
         ("Sentence pairs a step", units.count(times.pairs)),
         ("Source tokens a step", units.count(times.source_tokens)),
         ("Target tokens a step", units.count(times.target_tokens)),
         ("Mean step", units.duration(times.mean)),
-        *(
-            [("Median step", units.duration(times.median)), ("95th percentile", units.duration(times.p95))]
-            if times.rows > 1
-            else []
-        ),
+        *(middle if times.rows > 1 else []),
         ("Mean with validation and checkpoints", units.duration(times.mean_with_everything)),
         *first_rows(times),
         waiting_for_data(record, times),

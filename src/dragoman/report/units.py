@@ -48,7 +48,7 @@ def size(num_bytes: float | None) -> str:
     return f"{num_bytes / 1e9:,.1f} GB ({num_bytes / 2**30:,.1f} GiB)"
 
 
-def decimal_size(num_bytes: float) -> str:
+def decimal_size(num_bytes: float | None) -> str:
     """'730.6 MB', where there is no room for both."""
     return size(num_bytes).split(" (")[0]
 

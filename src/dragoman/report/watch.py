@@ -15,33 +15,8 @@ from dragoman.runs import open_run
 
 LOOPBACK = "127.0.0.1"
 REST = 10.0  # times as long as drawing took: a page that is watched takes at most a tenth of a core from the run
-SCRIPT = """<script>
-let seen = "%s";
-async function ask(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw answer.status;
-  return answer.text();
-}
-async function renew() {
-  try {
-    const now = await ask("/stamp");
-    if (now !== seen) {
-      const main = new DOMParser().parseFromString(await ask("/"), "text/html").querySelector("main");
-      if (!main) throw "no page";
-      const axis = document.querySelector(".axis:checked");
-      const reach = () => [...document.querySelectorAll("main a[href], main input, main [tabindex]")];
-      const focused = reach().indexOf(document.activeElement);
-      document.querySelector("main").replaceWith(main);
-      if (axis) document.getElementById(axis.id).checked = true;
-      if (focused >= 0) reach()[focused]?.focus({preventScroll: true});
-      seen = now;
-    }
-    document.title = document.title.replace(/^\\u26a0 /, "");
-  } catch (error) { if (!document.title.startsWith("\\u26a0 ")) document.title = "\\u26a0 " + document.title; }
-  setTimeout(renew, %d);
-}
-setTimeout(renew, %d);
-</script></body>"""
+SCRIPT = (Path(__file__).parent / "templates" / "renew.html").read_text(encoding="utf-8")
+"""Of the stamp of a page, and twice of the milliseconds between two looks."""
 
 
 class Live:
@@ -109,6 +84,5 @@ def server(run: str | Path, port: int = 0, every_seconds: float = 5.0) -> Thread
     try:
         return ThreadingHTTPServer((LOOPBACK, port), handler)
     except OSError as error:
-        raise RunError(
-            f"port {port} of {LOOPBACK} cannot be used ({error.strerror}); choose another with --port"
-        ) from None
+        used = f"port {port} of {LOOPBACK} cannot be used ({error.strerror})"
+        raise RunError(f"{used}; choose another with --port") from None

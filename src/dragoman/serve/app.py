@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError as NotDone
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from email import message_from_bytes
@@ -41,7 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dragoman import __version__
 from dragoman.data.languages import code_of, is_spaced
 from dragoman.errors import MissingExtra
-from dragoman.serve.batcher import Batcher, Busy, Job, Wish
+from dragoman.serve.batcher import Batcher, Busy, Found, Job, Wish
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
 from dragoman.serve.messages import (
@@ -64,10 +63,6 @@ from dragoman.translate.translator import Translation
 Body = TypeVar("Body", bound=LibreBody)
 SURROGATE = re.compile("[\ud800-\udfff]")
 LOOK_SECONDS = 0.5  # between two looks whether the client is still there
-
-
-STYLED = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-PLAIN = {"X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True)
@@ -98,8 +93,7 @@ class Doors:
             raise HTTPException(401, "an API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
         caller = (given if self.keys.keys else None) or (request.client.host if request.client else "")
         if wait := self.rate.wait(caller):
-            most = self.limits.requests_per_minute
-            raise HTTPException(429, f"more than {most} requests a minute; try again in {wait:.0f} s", later(wait))
+            raise come_back(f"more than {self.limits.requests_per_minute} requests a minute", wait)
 
     def find(self, model: str | None, source: str | None, target: str | None) -> Served:
         """The one model that is meant; an error names what there is."""
@@ -142,44 +136,33 @@ class Doors:
 
     def check(self, texts: list[str], beam: int | None, alternatives: int) -> None:
         limits = self.limits
-        if len(texts) > limits.texts:
-            raise HTTPException(413, f"texts: {len(texts):,} of them; at most {limits.texts:,}. Send several requests")
+        refuse_beyond(limits.texts, len(texts), "texts: {:,} of them")
         for index, text in enumerate(texts):
-            if len(text) > limits.characters_per_text:
-                most = limits.characters_per_text
-                raise HTTPException(413, f"texts.{index}: {len(text):,} characters; at most {most:,}. Split the text")
+            refuse_beyond(limits.characters_per_text, len(text), f"texts.{index}: {{:,}} characters", "Split the text")
             refuse_surrogates(text, f"texts.{index}")
-        if (total := sum(map(len, texts))) > limits.characters:
-            raise HTTPException(
-                413, f"texts: {total:,} characters in all; at most {limits.characters:,}. Send several requests"
-            )
+        refuse_beyond(limits.characters, sum(map(len, texts)), "texts: {:,} characters in all")
         if beam is not None and beam > limits.beam:
             raise HTTPException(422, f"beam: {beam}; at most {limits.beam}")
         if alternatives > limits.alternatives:
             raise HTTPException(422, f"alternatives: {alternatives}; at most {limits.alternatives}")
 
-    def begin(
-        self, served: Served, texts: list[str], beam: int | None, alternatives: int, alignment: bool = False
-    ) -> tuple[Job, list[Future[list[Translation]]]]:
-        self.check(texts, beam, alternatives)
-        wanted = served.request_for(beam=beam)
-        if alternatives:
-            wanted = served.request_for(beam=max(wanted.beam, alternatives + 1), n_best=alternatives + 1)
-        return self.submit(served, texts, Wish(wanted, alignment))
-
-    def submit(self, served: Served, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
+    def submit(self, served: Served, texts: list[str], wish: Wish) -> tuple[Job, list[Found]]:
         try:
             return served.batcher.submit(texts, wish)
         except Busy as busy:
             if served.batcher.closing:
                 raise HTTPException(503, "the server is shutting down") from None
-            words = f"too many requests are waiting; try again in {busy.seconds:.0f} s"
-            raise HTTPException(429, words, later(busy.seconds)) from None
+            raise come_back("too many requests are waiting", busy.seconds) from None
 
-    async def finish(
-        self, request: Request, job: Job, futures: list[Future[list[Translation]]]
+    async def translate(
+        self, request: Request, served: Served, texts: list[str], beam: int | None, alternatives: int, alignment: bool
     ) -> list[list[Translation]]:
         """All translations; nothing more is done for a client that has left."""
+        self.check(texts, beam, alternatives)
+        wanted = served.request_for(beam=beam)
+        if alternatives:
+            wanted = served.request_for(beam=max(wanted.beam, alternatives + 1), n_best=alternatives + 1)
+        job, futures = self.submit(served, texts, Wish(wanted, alignment))
         done = all_done(futures)
         try:
             while not (await asyncio.wait([done], timeout=LOOK_SECONDS))[0]:
@@ -191,7 +174,7 @@ class Doors:
             raise HTTPException(499, "the client left") from None
 
 
-def all_done(futures: list[Future[list[Translation]]]) -> asyncio.Future[None]:
+def all_done(futures: list[Found]) -> asyncio.Future[None]:
     """Done when all are. The loop is woken once for all texts of a request: each time costs the translating thread its turn at Python."""
     loop, lock, left = asyncio.get_running_loop(), threading.Lock(), len(futures)
     done = loop.create_future()
@@ -200,7 +183,7 @@ def all_done(futures: list[Future[list[Translation]]]) -> asyncio.Future[None]:
         if not done.done():
             done.set_result(None)
 
-    def count(_: Future[list[Translation]]) -> None:
+    def count(_: Found) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -225,8 +208,13 @@ def refuse_surrogates(text: str, where: str) -> None:
         raise HTTPException(422, f"{where}: half of a surrogate pair is not text")
 
 
-def later(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, round(seconds)))}
+def refuse_beyond(most: int, count: int, words: str, advice: str = "Send several requests") -> None:
+    if count > most:
+        raise HTTPException(413, f"{words.format(count)}; at most {most:,}. {advice}")
+
+
+def come_back(words: str, seconds: float) -> HTTPException:
+    return HTTPException(429, f"{words}; try again in {seconds:.0f} s", {"Retry-After": str(max(1, round(seconds)))})
 
 
 def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None) -> FastAPI:
@@ -260,14 +248,10 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
     async def translate(asked: TranslateRequest, request: Request) -> TranslateResponse:
         """Translations in the order of the texts; an empty text stays empty. A text may hold several sentences."""
         served = doors.find(asked.model, asked.source, asked.target)
-        job, futures = doors.begin(served, asked.texts, asked.beam, asked.alternatives, asked.alignment)
-        found = await doors.finish(request, job, futures)
-        wanted = asked.alternatives or asked.alignment
-        details = (
-            [[Detail(**vars(each) | {"score": finite(each.score)}) for each in text] for text in found]
-            if wanted
-            else None
-        )
+        found = await doors.translate(request, served, asked.texts, asked.beam, asked.alternatives, asked.alignment)
+        details = None
+        if asked.alternatives or asked.alignment:
+            details = [[Detail(**vars(each) | {"score": finite(each.score)}) for each in text] for text in found]
         return TranslateResponse(translations=[text[0].text for text in found], details=details, model=served.name)
 
     @app.post(
@@ -279,17 +263,15 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
     async def stream(asked: StreamRequest, request: Request) -> Response:
         """A long text, sentence by sentence, as JSON lines {"source", "translation", "paragraph"} while the rest is translated."""
         served = doors.find(asked.model, asked.source, asked.target)
-        if len(asked.text) > doors.limits.characters:
-            most = doors.limits.characters
-            raise HTTPException(413, f"text: {len(asked.text):,} characters; at most {most:,}. Send several requests")
+        limits = doors.limits
+        refuse_beyond(limits.characters, len(asked.text), "text: {:,} characters")
         refuse_surrogates(asked.text, "text")
         sentences = await asyncio.to_thread(numbered_sentences, asked.text, served.source)
-        if len(sentences) > (most := doors.limits.sentences):
-            raise HTTPException(413, f"text: {len(sentences):,} sentences; at most {most:,}. Send several requests")
+        refuse_beyond(limits.sentences, len(sentences), "text: {:,} sentences")
         doors.check([], asked.beam, 0)
         texts = [sentence for _, sentence in sentences]
-        if (longest := max(map(len, texts))) > (most := doors.limits.characters_per_text):
-            raise HTTPException(413, f"text: a sentence of {longest:,} characters; at most {most:,}. Split the text")
+        longest = max(map(len, texts))
+        refuse_beyond(limits.characters_per_text, longest, "text: a sentence of {:,} characters", "Split the text")
         job, futures = doors.submit(served, texts, Wish(served.request_for(beam=asked.beam)))
 
         async def lines() -> AsyncIterator[str]:
@@ -330,18 +312,13 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         doors.check(texts, None, asked.alternatives)
         source, share = await doors.source_of(asked.source, asked.target, texts)
         served = doors.find(None, source, asked.target)
-        job, futures = doors.begin(served, texts, None, asked.alternatives)
-        found = await doors.finish(request, job, futures)
-        best = [written(text[0].text) for text in found]
-        others = [[written(each.text) for each in text[1:]] for text in found]
-        alone = isinstance(asked.q, str)
-        answer: dict[str, Any] = {"translatedText": best[0] if alone else best}
+        found = await doors.translate(request, served, texts, None, asked.alternatives, alignment=False)
+        answer: dict[str, list[Any]] = {"translatedText": [written(text[0].text) for text in found]}
         if asked.alternatives:
-            answer["alternatives"] = others[0] if alone else others
+            answer["alternatives"] = [[written(each.text) for each in text[1:]] for text in found]
         if asked.source in ("auto", ""):
-            language = {"confidence": share, "language": served.source}
-            answer["detectedLanguage"] = language if alone else [language] * len(texts)
-        return answer
+            answer["detectedLanguage"] = [{"confidence": share, "language": served.source}] * len(texts)
+        return {key: values[0] for key, values in answer.items()} if isinstance(asked.q, str) else answer
 
     @app.post("/detect", responses=LIBRE_WRONG, openapi_extra=body_of(DetectRequest))
     async def detect(request: Request) -> list[dict[str, Any]]:
@@ -415,11 +392,17 @@ def add_facts(app: FastAPI, doors: Doors) -> None:
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(reference(app.openapi()), headers={"Content-Security-Policy": STYLED, **PLAIN})
+        return page_of(reference(app.openapi()), "style-src 'unsafe-inline'")
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def people() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy, **PLAIN})
+        return page_of(page, policy)
+
+
+def page_of(text: str, policy: str) -> HTMLResponse:
+    """To which nothing is allowed but what the policy names."""
+    policy = f"default-src 'none'; {policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
 
 
 def read_page() -> tuple[str, str]:
@@ -432,8 +415,7 @@ def read_page() -> tuple[str, str]:
             f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'" for each in found
         )
 
-    policy = f"default-src 'none'; connect-src 'self'; img-src data:; script-src {hashes('script')}; style-src {hashes('style')}"
-    return page, f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return page, f"connect-src 'self'; img-src data:; script-src {hashes('script')}; style-src {hashes('style')}"
 
 
 def add_metrics(app: FastAPI, served: list[Served]) -> None:
@@ -444,17 +426,14 @@ def add_metrics(app: FastAPI, served: list[Served]) -> None:
         buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     )  # fmt: skip
     texts = Histogram(
-        "dragoman_batch_texts",
-        "Texts translated together.",
-        ["model"],
-        registry=registry,
+        "dragoman_batch_texts", "Texts translated together.", ["model"], registry=registry,
         buckets=[2**n for n in range(9)],
-    )
+    )  # fmt: skip
     waiting = Gauge(
         "dragoman_waiting_characters", "Characters that wait to be translated.", ["model"], registry=registry
     )
     for each in served:
-        each.batcher.told = lambda count, _, name=each.name: texts.labels(name).observe(count)  # type: ignore[misc]
+        each.batcher.told = lambda count, name=each.name: texts.labels(name).observe(count)  # type: ignore[misc]
         waiting.labels(each.name).set_function(lambda batcher=each.batcher: batcher.waiting_characters)  # type: ignore[misc]
 
     app.add_middleware(Measured, requests=requests, seconds=seconds)

@@ -13,16 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from dragoman.translate.request import Request
-from dragoman.translate.translator import Translation
+from dragoman.translate.translator import Translation, Translator
 
 log = logging.getLogger(__name__)
 
 FIRST_GUESS = 5_000.0  # characters/s, until something was measured
 MEMORY = 0.8  # of the measured speed, in a second or a batch
+Found = Future[list[Translation]]  # of one text
 
 
 class Busy(Exception):
@@ -30,14 +30,6 @@ class Busy(Exception):
 
     def __init__(self, seconds: float):
         self.seconds = seconds
-
-
-class Searches(Protocol):
-    """What a batcher needs of a translator."""
-
-    def search(
-        self, texts: list[str], request: Request, *, split: bool = False, alignment: bool = False
-    ) -> list[list[Translation]]: ...
 
 
 @dataclass(frozen=True)
@@ -53,9 +45,9 @@ class Job:
     """The texts of one request."""
 
     wish: Wish
-    texts: deque[tuple[str, Future[list[Translation]]]] = field(default_factory=deque)
-    size: int = 0  # weight of its texts
-    left: int = 0  # of those that are not begun
+    texts: deque[tuple[str, Found]]
+    size: int  # weight of its texts
+    left: int  # of those that are not begun
 
     def cancel(self) -> None:
         """Whoever asked has left: what is not yet begun is not done."""
@@ -64,16 +56,10 @@ class Job:
 
 
 class Batcher:
-    def __init__(
-        self,
-        translator: Searches,
-        *,
-        most_wait_seconds: float = 1.0,
-        batch_characters: int = 4_000,
-        told: Callable[[int, float], None] = lambda texts, seconds: None,
-    ):
-        self.translator, self.told = translator, told
+    def __init__(self, translator: Translator, *, most_wait_seconds: float = 1.0, batch_characters: int = 4_000):
+        self.translator = translator
         self.most_wait_seconds, self.batch_characters = most_wait_seconds, batch_characters
+        self.told: Callable[[int], None] = lambda texts: None  # of how many texts a batch had
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.speed = FIRST_GUESS
@@ -82,7 +68,7 @@ class Batcher:
         self.thread = threading.Thread(target=self.work, name="translate", daemon=True)
         self.thread.start()
 
-    def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Future[list[Translation]]]]:
+    def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Found]]:
         """A future for every text, or Busy. An idle server takes any request; a text without words needs no translating."""
         left = sum(weight(text) for text in texts if text.strip())
         with self.changed:
@@ -90,7 +76,7 @@ class Batcher:
             if self.closing or ((self.jobs or self.in_hand) and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
             # Not before: who is refused costs nothing.
-            futures: list[Future[list[Translation]]] = [Future() for _ in texts]
+            futures: list[Found] = [Future() for _ in texts]
             pairs = zip(texts, futures, strict=True)
             job = Job(wish, deque(pair for pair in pairs if pair[0].strip()), left, left)
             if job.texts:
@@ -112,7 +98,7 @@ class Batcher:
         with self.changed:
             return sum(job.left for job in self.jobs)
 
-    def next_batch(self) -> tuple[Wish, list[tuple[str, Future[list[Translation]]]]] | None:
+    def next_batch(self) -> tuple[Wish, list[tuple[str, Found]]] | None:
         """A few texts of every job that wishes the same as the first one; None when all is done and nothing more comes."""
         with self.changed:
             while not self.jobs:
@@ -144,7 +130,7 @@ class Batcher:
             seconds = time.perf_counter() - start
             self.in_hand = 0
             self.learn(sum(weight(text) for text, _ in batch), seconds)
-            self.told(len(batch), seconds)
+            self.told(len(batch))
             for (_, future), result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
                     future.set_exception(result)

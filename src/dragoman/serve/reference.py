@@ -39,7 +39,8 @@ def reference(document: dict[str, Any]) -> str:
 def route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     words = f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(operation.get('description', ''))}</p>"
     kinds = operation.get("requestBody", {}).get("content", {})
-    fields = schema_of(next(iter(kinds.values())), schemas) if kinds else {}
+    schema: dict[str, Any] = next(iter(kinds.values()))["schema"] if kinds else {}
+    fields = schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
     needed = fields.get("required", [])
     asked = [
         (name, f"{type_of(field)}{', needed' if name in needed else ''}", field.get("description", ""))
@@ -48,12 +49,6 @@ def route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, 
     answers = [(code, "", answer["description"]) for code, answer in operation["responses"].items()]
     parts = [(f"Asked, as {' or '.join(kinds)}", asked), ("Answered", answers)]
     return f"<article>{words}{''.join(table(title, rows) for title, rows in parts if rows)}</article>"
-
-
-def schema_of(content: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = content["schema"]
-    named: dict[str, Any] = schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
-    return named
 
 
 def type_of(field: dict[str, Any]) -> str:

@@ -34,15 +34,17 @@ def serve(
 
     bounds = Limits(**{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
     keys = Keys(keys_file)
-    check_names([path.resolve().name for path in paths])
+    names = [path.resolve().name for path in paths]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError([f"two models are called {twice[0]!r}; rename one of the folders"], "serve")
     with listen(host, port) as listener:  # before the models are loaded: a busy port is said at once
         address = address_of(listener, bool(keys.keys))
         served = []
-        for path in paths:
+        for name, path in zip(names, paths, strict=True):
             translator = Translator.load(path, device, engine=engine)
             translator.translate(["."])  # the first translation is slower: nobody should wait for it
             batcher = Batcher(translator, most_wait_seconds=bounds.wait_seconds)
-            served.append(Served(path.resolve().name, *translator.languages, batcher, translator.request))
+            served.append(Served(name, *translator.languages, batcher, translator.request))
             print(f"{path}: {' to '.join(translator.languages)}, {translator.engine.name}", flush=True)
         app = create_app(served, limits=bounds, keys=keys)
         print(f"serving at {address} (a page for people; POST /v1/translate); Ctrl-C stops it", flush=True)
@@ -50,12 +52,6 @@ def serve(
         server = uvicorn.Server(config)
         app.state.doors.stopping = lambda: server.should_exit  # from the signal on, while requests are still answered
         server.run(sockets=[listener])
-
-
-def check_names(names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError([f"two models are called {twice[0]!r}; rename one of the folders"], "serve")
 
 
 def listen(host: str, port: int) -> socket.socket:

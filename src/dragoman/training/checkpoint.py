@@ -58,12 +58,7 @@ class Snapshot:
 
 
 def snapshot(
-    state: TrainState,
-    weights: Tensors,
-    moments: Tensors,
-    identity: dict[str, Any],
-    scores: dict[str, float],
-    own: list[Path],
+    state: TrainState, weights: Tensors, moments: Tensors, identity: runs.Row, scores: dict[str, float], own: list[Path]
 ) -> Snapshot:
     """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
     numbers = state.numbers() | identity | {UPDATES: optim.updates(state.optimizer)}
@@ -72,42 +67,25 @@ def snapshot(
     return Snapshot(state.step, used, trained, moments, numbers, scores, own)
 
 
-def own_tensors(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
-    """What this rank has for itself: usually nothing; between two agreements weights, moments and the number of updates too, as
-    islands skip a bad gradient each by itself."""
-    own = strategy.own_state()
-    if strategy.drifts:
-        learning = [(name, each) for name, each in state.model.named_parameters() if each.requires_grad]
-        weights = {f"weights.{name}": parameter.detach() for name, parameter in learning}
-        own |= weights | optim.moments(state.optimizer, state.model)
-        own[UPDATES] = torch.tensor(optim.updates(state.optimizer))
-    return own
-
-
 def own_folder(run: runs.RunFolder, step: int, claim: owner.Claim) -> Path:
     """Where ranks put what the main rank takes into the checkpoint. A cut-off rank of another generation has another one."""
     return run.checkpoints / f"{runs.step_name(step)}.{claim.word}.own.partial"
 
 
 def write_own(folder: Path, state: TrainState, strategy: Strategy) -> Path | None:
-    """The state of this rank's own, into a file that the main rank takes into the checkpoint."""
-    own = own_tensors(state, strategy)
+    """What this rank has for itself, into a file that the main rank takes into the checkpoint: usually nothing; between two
+    agreements weights, moments and the number of updates too, as islands skip a bad gradient each by itself."""
+    own = strategy.own_state()
+    if strategy.drifts:
+        learning = [(name, each) for name, each in state.model.named_parameters() if each.requires_grad]
+        own |= {f"weights.{name}": parameter.detach() for name, parameter in learning}
+        own |= optim.moments(state.optimizer, state.model) | {UPDATES: torch.tensor(optim.updates(state.optimizer))}
     if strategy.seat is None or not own:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / OWN.format(strategy.seat)
     model_folder.write_tensors(path, own)
     return path
-
-
-def pieces(state: TrainState, strategy: Strategy) -> dict[str, Tensor]:
-    """A copy of this rank's piece of every moment; nothing where moments are not cut, or another rank has the same."""
-    return host_copies(strategy.held_of(optim.moments(state.optimizer, state.model)))[0]
-
-
-def piece_files(folder: Path, strategy: Strategy) -> list[Path]:
-    """Where the pieces of a step will be: one file of every holder, in their order."""
-    return [folder / PIECES.format(number) for number, _ in enumerate(strategy.holders())]
 
 
 def write_pieces(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -221,12 +199,6 @@ class Found:
 
     source: Path | None = None
     damaged: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def cost(self) -> int:
-        """Steps that were saved and are lost, because what was saved is damaged."""
-        newest = max(map(runs.step_of, map(Path, self.damaged)), default=0)
-        return max(0, newest - runs.step_of(self.source)) if self.source else newest
 
 
 def newest_sound(run: runs.RunFolder, before: int | None = None) -> Found:

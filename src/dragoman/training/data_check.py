@@ -50,15 +50,11 @@ class DataCheck:
         """All ranks have said that they are sure."""
         self.all_sound.set()
 
-    def wait(self) -> None:
-        """For the copy of this host."""
+    def wait_for_all_hosts(self) -> None:
+        """For the copy of this host; what the others found comes with the next question whether to stop, or when the run ends."""
         while self.thread and self.thread.is_alive() and not self.given_up:
             self.thread.join(LOOK_SECONDS)
         self.result()
-
-    def wait_for_all_hosts(self) -> None:
-        """What the others found comes with the next question whether to stop, or when the run ends."""
-        self.wait()
         if not self.alone:
             self.all_sound.wait()
         if self.given_up:

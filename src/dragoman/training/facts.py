@@ -65,10 +65,9 @@ def decided_before(folder: runs.RunFolder, device: torch.device) -> str:
 
 def environment_before(folder: runs.RunFolder) -> runs.Row:
     """Of the last start; empty where there was none, or nothing that can be read."""
-    known: runs.Row = {}
     with suppress(RunError):
-        known = runs.read_json(folder.environment)
-    return known
+        return dict(runs.read_json(folder.environment))
+    return {}
 
 
 def possible(decided: str, wanted: str, device: torch.device) -> str:
@@ -82,10 +81,8 @@ def possible(decided: str, wanted: str, device: torch.device) -> str:
 def packing_of(data: PreparedData, config: Config) -> Packing:
     """Wide rows only where some pair needs them: without one their width changes nothing, and nobody has to keep it."""
     train = config.train
-    is_needed = data.manifest["train"]["longest"] > train.tile_width
-    return Packing(
-        train.tile_width, train.window_pairs, config.run.seed, wide_width=train.wide_tile_width if is_needed else 0
-    )
+    wide_width = train.wide_tile_width if data.manifest["train"]["longest"] > train.tile_width else 0
+    return Packing(train.tile_width, train.window_pairs, config.run.seed, wide_width=wide_width)
 
 
 def stages_of(data: PreparedData, config: Config) -> Stages:
@@ -97,17 +94,14 @@ def stages_of(data: PreparedData, config: Config) -> Stages:
     sizes = [counts.get(name, {"pairs": 0})["pairs"] for name in names]
     ends = np.cumsum(sizes).tolist()
     usual = {corpus.name: corpus.weight for corpus in section.corpora}
-    later = [(stage.from_step, usual | stage.weights) for stage in section.stages]
-    for step, weights in [(0, usual), *later]:
-        if not any(size * weights[name] for name, size in zip(names, sizes, strict=True)):
+    stages = []
+    for step, named in [(0, usual), *((stage.from_step, usual | stage.weights) for stage in section.stages)]:
+        weights = [named[name] for name in names]
+        if not any(size * weight for size, weight in zip(sizes, weights, strict=True)):
             raise DataError(f"{data.folder}: from step {step:,} on only corpora have a weight of which no pair is left")
-    return tuple(
-        Stage(
-            step,
-            tuple(map(Corpus, ends, with_temperature(sizes, [weights[name] for name in names], section.temperature))),
-        )
-        for step, weights in [(0, usual), *later]
-    )
+        times = with_temperature(sizes, weights, section.temperature)
+        stages.append(Stage(step, tuple(map(Corpus, ends, times))))
+    return tuple(stages)
 
 
 def check_fits(data: PreparedData, config: Config) -> None:
@@ -137,14 +131,13 @@ def only_begun(folder: runs.RunFolder) -> bool:
     return all(path == folder.logs or path.suffix == ".stacks" or path.name.startswith(begun) for path in found)
 
 
-STREAM = {
+STREAM = {  # what must be the same on resume, and what it follows from
     "data_digest": "the prepared data",
     "mixture": "data.corpora, their weights, data.temperature or data.stages",
     "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
     "rows_per_step": "train.batch_tokens or train.tile_width",
     "shape": "the section [model]",
 }
-"""What must not change between saving and resuming: another stream of rows would repeat or lose sentences."""
 
 
 def identity(config: Config, data: PreparedData, packing: Packing, share: Share, stages: Stages) -> dict[str, Any]:
@@ -189,26 +182,19 @@ def ended_by(events: list[runs.Row]) -> str:
     for row in reversed(since):
         if row["event"] == "stop":
             return f"stop: {row.get('reason')}"
+        where = f"host {row.get('host')}"
+        who = where if row.get("rank") is None else f"rank {row['rank']} on {where}"
         if row["event"] == "fault":
-            who = (
-                f"host {row.get('host')}"
-                if row.get("rank") is None
-                else f"rank {row['rank']} on host {row.get('host')}"
-            )
             return f"{row.get('kind')}: {who}: {row.get('error')}"
         if row["event"] == "hang":
-            return f"hung: rank {row.get('rank')} on host {row.get('host')}, section {row.get('section')}"
+            return f"hung: {who}, section {row.get('section')}"
     return SILENT if since else ""
 
 
 def occupied(folder: runs.RunFolder) -> str:
     checkpoints = runs.checkpoint_folders(folder)
-    held = (
-        f"a run with checkpoints up to step {runs.step_of(checkpoints[-1])}"
-        if checkpoints
-        else "a run without a checkpoint"
-    )
-    return f"{folder.path}: already holds {held}. Add --resume to continue it, or choose another run.folder; nothing was changed"
+    held = f"with checkpoints up to step {runs.step_of(checkpoints[-1])}" if checkpoints else "without a checkpoint"
+    return f"{folder.path}: already holds a run {held}. Add --resume to continue it, or choose another run.folder; nothing was changed"
 
 
 def hosts(mesh: Mesh) -> list[dict[str, Any]]:
@@ -246,9 +232,8 @@ def clock_offsets(mesh: Mesh) -> list[float]:
         wait_for_all(mesh)
         moments.append(time.time())
     of_all = gather(mesh, moments)
-    return [
-        round(statistics.median(mine - main for mine, main in zip(own, of_all[0], strict=True)), 6) for own in of_all
-    ]
+    ahead = [[mine - main for mine, main in zip(own, of_all[0], strict=True)] for own in of_all]
+    return [round(statistics.median(each), 6) for each in ahead]
 
 
 def metrics_row(state: TrainState, totals: Totals, rate: float, train_pairs: int) -> runs.Row:
@@ -267,7 +252,7 @@ def metrics_row(state: TrainState, totals: Totals, rate: float, train_pairs: int
         "step_seconds": totals.seconds / totals.steps,
         "median_step_seconds": totals.median_step,
         "slowest_step_seconds": totals.slowest_step,
-        **{f"{span}_seconds": totals.mean(span) for span in totals.spans},
+        **{f"{span}_seconds": statistics.fmean(ranks) for span, ranks in totals.spans.items()},
         "lead_seconds": totals.lead_seconds,
         "target_tokens_per_s": totals.target_tokens / totals.seconds,
         "source_tokens_per_s": totals.source_tokens / totals.seconds,
@@ -282,13 +267,8 @@ def metrics_row(state: TrainState, totals: Totals, rate: float, train_pairs: int
 def spans_row(step: int, totals: Totals) -> runs.Row:
     """Seconds a step of every rank, to the microsecond."""
     spans = {name: [round(seconds, 6) for seconds in ranks] for name, ranks in totals.spans.items()}
-    sizes = ("memory_bytes", "sent_bytes", "received_bytes")
-    return {
-        "step": step,
-        "steps": totals.steps,
-        **{name: list(map(int, getattr(totals, name))) for name in sizes},
-        **spans,
-    }
+    sizes = {name: list(map(int, ranks)) for name, ranks in totals.sizes.items()}
+    return {"step": step, "steps": totals.steps, **sizes, **spans}
 
 
 def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: nn.Module, gloo: bool) -> dict[str, Any]:
@@ -314,6 +294,10 @@ def exchange(config: Config, hosts: list[dict[str, Any]], share: Share, model: n
     return facts
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else host.cpu_name()
+
+
 def trainable(model: nn.Module) -> int:
     return sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
 
@@ -326,18 +310,11 @@ def environment(config: Config, mesh: Mesh, share: Share, vocabulary: Vocabulary
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "world_size": mesh.world,
         "device": mesh.device.type,
-        "device_name": torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else host.cpu_name(),
+        "device_name": device_name(mesh.device),
         "backend": mesh.backend,
         "rows_per_step": share.rows,
         "micro_batches": share.micro_batches,
         "rows_per_micro_batch": share.rows_per_micro_batch,
         "tokens_per_gpu": share.rows_per_micro_batch * config.train.tile_width,
-        "model": size.summary(
-            config.model,
-            len(vocabulary),
-            vocabulary.source_size,
-            config.train.label_smoothing,
-            averaged=config.train.average_decay > 0,
-            trainable=trainable(model),
-        ),
+        "model": size.summary(config.model, config.train, len(vocabulary), vocabulary.source_size, trainable(model)),
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -13,14 +11,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build(model: nn.Module, section: Train) -> torch.optim.Optimizer:
+    """Its rate is set before every step."""
     kind = torch.optim.AdamW if section.optimizer == "adamw" else torch.optim.Adam
-    options: dict[str, Any] = {
-        "lr": 0.0,
-        "betas": section.betas,
-        "eps": section.epsilon,
-        "weight_decay": section.weight_decay,
-    }
-    return kind(model.parameters(), fused=True, **options)
+    return kind(model.parameters(), 0.0, section.betas, section.epsilon, weight_decay=section.weight_decay, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -38,19 +38,16 @@ def read(run: runs.RunFolder) -> dict[str, Any]:
 def check_not_alive(run: runs.RunFolder) -> None:
     """Processes of other hosts cannot be seen from here: those are fenced off when they try to commit."""
     owner = read(run)
-    if not run.owner.is_file() or owner.get("inode") != run.path.stat().st_ino:
-        return  # nobody's, or a copy of what somebody trains elsewhere
-    if owner.get("host") != socket.gethostname():
-        return
+    if owner.get("host") != socket.gethostname() or owner.get("inode") != run.path.stat().st_ino:
+        return  # nobody's, or another host's, or a copy of what somebody trains elsewhere
     deadline = time.monotonic() + (LEFTOVER_SECONDS if started_again() else 0.0)
     while is_alive(owner.get("pid"), owner.get("born")):
-        if time.monotonic() < deadline:
-            time.sleep(0.2)
-            continue
-        raise RunError(
-            f"{run.path}: is being trained right now by process {owner['pid']} of this host, since {owner['since']}. "
-            "Stop that one first (Ctrl-C or SIGTERM: it saves), or choose another run.folder"
-        )
+        if time.monotonic() >= deadline:
+            raise RunError(
+                f"{run.path}: is being trained right now by process {owner['pid']} of this host, since {owner['since']}. "
+                "Stop that one first (Ctrl-C or SIGTERM: it saves), or choose another run.folder"
+            )
+        time.sleep(0.2)
 
 
 def is_alive(pid: int | None, born: float | None) -> bool:
@@ -71,13 +68,8 @@ def birth(pid: int) -> float:
 def claim(run: runs.RunFolder) -> Claim:
     """Begin a new generation."""
     new = Claim(int(read(run).get("generation", 0)) + 1, uuid.uuid4().hex)
-    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    process = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "born": birth(os.getpid()),
-        "inode": run.path.stat().st_ino,
-    }
+    since, pid = time.strftime("%Y-%m-%d %H:%M:%S %Z"), os.getpid()
+    process = {"host": socket.gethostname(), "pid": pid, "born": birth(pid), "inode": run.path.stat().st_ino}
     runs.write_json(run.owner, {**new._asdict(), "since": since, **process})
     return new
 

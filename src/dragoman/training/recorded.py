@@ -41,9 +41,7 @@ class Recorded(nn.Module):
         self.recordings: dict[tuple[torch.Size, ...], Recording] = {}
         self.works = True
         self.pool = torch.cuda.graph_pool_handle()  # one for all: no two graphs are under way at once
-        self.anchor = torch.zeros(
-            (), device=device, requires_grad=True
-        )  # autograd asks for something to differentiate by
+        self.anchor = torch.zeros((), device=device, requires_grad=True)  # autograd wants something to differentiate by
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         shape = tuple(tensor.shape for tensor in inputs)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dragoman import runs
 from dragoman.config.schema import Config
@@ -29,10 +29,6 @@ STILL_WRITTEN = RunError("the one before is still being written; raise checkpoin
 MOST_WAITS = 60  # quarters of train.timeout_seconds that the last checkpoint waits for the one before
 
 
-class Event(Protocol):
-    def __call__(self, name: str, at: int | None = None, **facts: Any) -> None: ...
-
-
 @dataclass
 class Saver:
     """One on every rank. `claim`: that the run is ours; all ranks know it."""
@@ -47,33 +43,33 @@ class Saver:
     identity: dict[str, Any]  # what must be the same on resume
     data_check: DataCheck
     watchdog: Watchdog
-    event: Event
-    tell: Callable[[str, int, str], None]  # stage, step, words to the operator
+    event: Callable[..., None]  # name, step, facts by their names
+    tell: Callable[[str, str, int], None]  # stage, words to the operator, step
     claim: Claim | None = None
-
-    def __post_init__(self) -> None:
-        self.writer = checkpoint.Writer()
+    writer: checkpoint.Writer = field(default_factory=checkpoint.Writer)
 
     def save(self, scores: dict[str, float], *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
         start, moment = time.perf_counter(), time.time()
         if not self.before_is_written(must=must):  # two copies at once would be too many
             return
-        assert self.claim
-        state, folder = self.state, checkpoint.own_folder(self.folder, self.state.step, self.claim)
+        state, claim = self.state, self.claim
+        assert claim
+        folder = checkpoint.own_folder(self.folder, state.step, claim)
         own = self.own_files(folder)
         if own is None:
             return
-        weights = self.strategy.agreed(state.model)
-        moments = {} if self.strategy.holders() else optim.moments(state.optimizer, state.model)
-        piece, files = checkpoint.pieces(state, self.strategy), checkpoint.piece_files(folder, self.strategy)
+        weights, moments = self.strategy.agreed(state.model), optim.moments(state.optimizer, state.model)
+        holders = self.strategy.holders()  # each writes its piece of every moment into a file
+        [piece] = checkpoint.host_copies(self.strategy.held_of(moments))
+        files = [folder / checkpoint.PIECES.format(number) for number, _ in enumerate(holders)]
         own += files
         if not self.mesh.is_main:
             if piece:
-                path = files[self.strategy.holders().index(self.mesh.rank)]
+                path = files[holders.index(self.mesh.rank)]
                 self.writer.start(partial(checkpoint.write_pieces, path, piece), partial(self.failed, state.step))
             return
-        taken = checkpoint.snapshot(state, weights, moments, self.identity, scores, own)
+        taken = checkpoint.snapshot(state, weights, {} if holders else moments, self.identity, scores, own)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:
@@ -82,18 +78,14 @@ class Saver:
                     checkpoint.write_pieces(files[0], piece)
                 self.data_check.wait_for_all_hosts()  # what was learnt from damaged data is not kept
                 checkpoint.wait_for(own, lambda: self.writer.given_up)
-                commit()
+                began = time.perf_counter()
+                written = checkpoint.write(self.folder, taken, self.description, self.vocabulary, claim)
+                checkpoint.prune(self.folder, self.config.checkpoint)
+                spent = round(time.perf_counter() - began, 3)
+                when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
+                self.event("checkpoint", taken.step, **when, bytes=written)
             finally:  # on a full disk what no checkpoint has taken would be in the way of the next one
                 shutil.rmtree(folder, ignore_errors=True)
-
-        def commit() -> None:
-            assert self.claim
-            began = time.perf_counter()
-            written = checkpoint.write(self.folder, taken, self.description, self.vocabulary, self.claim)
-            checkpoint.prune(self.folder, self.config.checkpoint)
-            spent = round(time.perf_counter() - began, 3)
-            when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
-            self.event("checkpoint", taken.step, **when, bytes=written)
 
         self.writer.start(write, partial(self.failed, taken.step))
 
@@ -129,4 +121,4 @@ class Saver:
         self.writer.error = error  # of the last one, this ends the run in words
         self.event("checkpoint_failed", step, error=str(error))
         detail = f"the checkpoint of step {step} could not be written ({error}); training goes on, older ones are kept"
-        self.tell("checkpoint", step, detail)
+        self.tell("checkpoint", detail, step)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.config.load import toml_value
 from dragoman.data.subwords import BOS, Vocabulary
 from dragoman.errors import ConfigError, RunError
 from dragoman.model import folder as model_folder
@@ -25,7 +26,8 @@ def take(model: Transformer, vocabulary: Vocabulary, source: Path) -> dict[str, 
         wanted, ours = getattr(shape, key), getattr(model.section, key)
         if wanted != ours:
             raise RunError(
-                f"{source}: is a model of {key} {written(wanted)}, the run file has {written(ours)}; set model.{key} = {written(wanted)}"
+                f"{source}: is a model of {key} {toml_value(wanted)}, the run file has {toml_value(ours)}; "
+                f"set model.{key} = {toml_value(wanted)}"
             )
     given = model_folder.read_weights(source)
     theirs = Vocabulary(source / model_folder.VOCABULARY)
@@ -47,11 +49,6 @@ def take(model: Transformer, vocabulary: Vocabulary, source: Path) -> dict[str, 
             f"{source}: not one of its tensors fits this model; make [model] of the run file as in its model.toml"
         )
     return report
-
-
-def written(value: Any) -> str:
-    """As in a run file."""
-    return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def same_pieces(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:

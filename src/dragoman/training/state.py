@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 from dragoman.data.pack import Position
 from dragoman.model.transformer import Transformer
 from dragoman.training.average import Average
+
+COUNTERS = ("step", "source_tokens", "target_tokens", "pairs", "train_seconds", "best", "stale_validations")
 
 
 @dataclass
@@ -33,27 +34,18 @@ class TrainState:
     best: dict[str, Any] = field(default_factory=dict)  # metric, score and step of the best validation so far
     stale_validations: int = 0  # validations since then
 
-    @contextmanager
-    def to_be_used(self) -> Iterator[Transformer]:
-        """The model with the weights that are validated and kept: the averaged ones where there are any."""
-        if self.average is None:
-            yield self.model
-            return
-        with self.average.in_place():
-            yield self.model
+    def to_be_used(self) -> AbstractContextManager[None]:
+        """The model has the weights that are validated and kept in here: the averaged ones where there are any."""
+        return self.average.in_place() if self.average else nullcontext()
 
     def numbers(self) -> dict[str, Any]:
         """Everything but the tensors."""
         own = {"position": list(self.position), "scaler": self.scaler.state_dict()}
-        return {key: getattr(self, key) for key in self.counters()} | own
+        return {key: getattr(self, key) for key in COUNTERS} | own
 
     def restore_numbers(self, numbers: dict[str, Any]) -> None:
-        for key in self.counters():
+        for key in COUNTERS:
             setattr(self, key, numbers[key])
         self.position = Position(*numbers["position"])
         if self.scaler.is_enabled() and numbers.get("scaler"):  # a run that was not in fp16 before has no scale
             self.scaler.load_state_dict(numbers["scaler"])
-
-    @staticmethod
-    def counters() -> tuple[str, ...]:
-        return ("step", "source_tokens", "target_tokens", "pairs", "train_seconds", "best", "stale_validations")

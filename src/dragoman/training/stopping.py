@@ -48,9 +48,8 @@ class Stopping:
             return ""
         now = time.perf_counter()
         spent = (now - self.last_time) / (step - self.last_step) if self.last_step >= 0 else MOST_SECONDS
-        *votes, unsure, seconds = sum_over_ranks(
-            self.mesh, [*(float(reason == each) for each in REASONS), float(self.data_check.unsure), spent]
-        )
+        own = [float(reason == each) for each in REASONS]
+        *votes, unsure, seconds = sum_over_ranks(self.mesh, [*own, float(self.data_check.unsure), spent])
         if not unsure:
             self.data_check.confirm()
         steps = int(MOST_SECONDS * self.mesh.world / seconds)

@@ -7,13 +7,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-WORK = (
-    "idle",
-    "other",
-    "forward",
-    "backward",
-    "optimizer",
-)  # of a rank's own: all of a step but its wait for the others
+# Of a rank's own: all of a step but its wait for the others.
+WORK = ("idle", "other", "forward", "backward", "optimizer")
 MUCH = 0.2  # of the others' own time
 WINDOWS = 3  # in a row: a hiccup is no straggler
 
@@ -52,9 +47,9 @@ class Lookout:
 def slowest(spans: dict[str, list[float]]) -> Straggler | None:
     """The rank with the most work of its own, when that is much more than the others have."""
     own = [sum(seconds) for seconds in zip(*(spans[span] for span in WORK), strict=True)]
-    rank = max(range(len(own)), key=own.__getitem__)
     if len(own) < 2:
         return None
+    rank = max(range(len(own)), key=own.__getitem__)
     others = statistics.median(own[:rank] + own[rank + 1 :])
     if own[rank] <= (1 + MUCH) * others or spans["exposed"][rank] > min(spans["exposed"]):
         return None

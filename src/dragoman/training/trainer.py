@@ -47,7 +47,7 @@ from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
 from dragoman.training.step import ANY_FINITE, update
 from dragoman.training.stopping import TIME_LIMIT, Stopping
-from dragoman.training.straggler import Lookout, Straggler
+from dragoman.training.straggler import Lookout
 from dragoman.training.validate import even_slice, validation_loss
 from dragoman.training.watchdog import END, START, Watchdog
 from dragoman.training.window import Totals, Window
@@ -118,40 +118,41 @@ class Trainer:
         self.rate = learning_rate(config)
         self.identity = facts.identity(config, data, self.packing, self.share, self.stages) | {"dragoman": version}
         ops.look_at(mesh.device)
-        model = Transformer(config.model, len(data.vocabulary), data.vocabulary.source_size)
+        self.objective = self.fresh_objective()
+        model = self.objective.model
         model.init_weights(config.run.seed)
         model.to(mesh.device)
         self.taken = start.take(model, data.vocabulary, start_from) if start_from else None
         self.frozen = start.freeze(model, config.train.freeze)
         if self.arithmetic.name == "fp8":
             model.use_eight_bits()
-        self.objective = SequenceLoss(model, config.train.label_smoothing)
-        self.strategy = strategy_for(config.parallel, mesh, blocks, self.whole_objective)
+        self.strategy = strategy_for(config.parallel, mesh, blocks, lambda: self.fresh_objective().to(mesh.device))
         self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
-        langs = config.data.source_lang, config.data.target_lang
-        sizes = len(data.vocabulary), data.vocabulary.source_size
-        self.description = Description(config.model, sizes[0], *langs, config.translate, sizes[1])
+        pieces, langs = data.vocabulary, (config.data.source_lang, config.data.target_lang)
+        self.description = Description(config.model, len(pieces), *langs, config.translate, pieces.source_size)
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
         self.data_check = DataCheck(data, alone=mesh.world == 1)
         self.stopping = Stopping(mesh, self.data_check)
         self.watchdog = watchdog or Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
         self.watchdog.tell = self.tell_hang
-        self.saver = self.saver_of(data)
+        what = (config, self.folder, mesh, self.state, self.strategy, self.description, data.vocabulary.path)
+        self.saver = Saver(*what, self.identity, self.data_check, self.watchdog, self.event, self.tell)
         self.judge = Judge(len(data.vocabulary), one_mixture=len(self.stages) < 2)
         self.fault = fault.wanted()
         self.disk_full = self.stopped = False
         self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.host_of: dict[int, str] = {}  # by rank
-        self.lookout, self.straggler = Lookout(), -1
+        self.lookout = Lookout()
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
-        self.validated: tuple[int, dict[str, Any]] = (-1, {})
 
-    def saver_of(self, data: PreparedData) -> Saver:
-        what = (self.config, self.folder, self.mesh, self.state, self.strategy, self.description, data.vocabulary.path)
-        return Saver(*what, self.identity, self.data_check, self.watchdog, self.event, self.tell_at)
+    def fresh_objective(self) -> SequenceLoss:
+        """Model and loss of this run; also for strategies that cut ours into pieces and want another one."""
+        vocabulary = self.data.vocabulary
+        model = Transformer(self.config.model, len(vocabulary), vocabulary.source_size)
+        return SequenceLoss(model, self.config.train.label_smoothing)
 
     # --- the story ---
 
@@ -169,13 +170,13 @@ class Trainer:
             raise TrainingError(
                 f"{self.folder.path}: ranks restored different checkpoints; is it the same folder on every host?"
             )
-        if resume:
+        if source:
+            cost = max(map(runs.step_of, map(Path, found.damaged)), default=0) - self.state.step
+            damaged = f"; damaged: {', '.join(found.damaged)}, which costs {cost} steps" if found.damaged else ""
             changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
-            damaged = f"; damaged: {', '.join(found.damaged)}, which costs {found.cost} steps" if found.damaged else ""
-            if source:
-                self.tell("resuming", f"from {source}{damaged}{changed}")
-            else:
-                self.tell("starting", f"nothing to resume in {self.folder.path}")
+            self.tell("resuming", f"from {source}{damaged}{changed}")
+        elif resume:
+            self.tell("starting", f"nothing to resume in {self.folder.path}")
         if self.config.train.tokens_per_gpu == "auto" and not self.done:
             self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
@@ -201,10 +202,11 @@ class Trainer:
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
-        telemetry = monitor.telemetry and self.first_of_host
+        file = self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
+        telemetry = sampling(file, monitor.interval_seconds, enabled=monitor.telemetry and self.first_of_host)
         with self.stopping.listening(partial(self.tell, "stopping")):  # until the last checkpoint is written
             try:
-                with sampling(self.telemetry_file(), monitor.interval_seconds, enabled=telemetry):
+                with telemetry:
                     if self.first_of_host:
                         self.data_check.start()
                     reason = self.loop()
@@ -229,12 +231,8 @@ class Trainer:
             owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
 
-    def telemetry_file(self) -> Path:
-        return self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
-
     def loop(self) -> str:
         """Steps until there is a reason to stop. Validation and checkpoints always follow a row of metrics."""
-        state = self.state
         wrapped = self.wrapped()
         time_exchanges(wrapped)
         self.within_memory(wrapped, self.settle, wrapped)
@@ -242,13 +240,16 @@ class Trainer:
         reason = ROLLED_BACK
         try:
             while reason == ROLLED_BACK:  # steps are counted anew then, and with them the stages of the data
-                position = (state.position, self.stages, state.step)
-                ahead = prefetched(steps(self.train_data, self.packing, self.share, *position), pin=pin)
-                with closing(ahead) as stream:
+                with closing(prefetched(self.coming_steps(), pin=pin)) as stream:
                     reason = self.take_steps(stream, wrapped)
             return reason
         finally:
             gc.unfreeze()
+
+    def coming_steps(self) -> Iterator[Step]:
+        """From where training is."""
+        position = (self.state.position, self.stages, self.state.step)
+        return steps(self.train_data, self.packing, self.share, *position)
 
     def wrapped(self) -> nn.Module:
         """The objective as it learns: for all ranks, compiled, recorded."""
@@ -335,7 +336,7 @@ class Trainer:
         if wrong:
             with self.watchdog.section("roll back"):
                 self.roll_back(wrong)
-        if (wrong or self.judge.doubtful) and not (stopping or self.last):
+        if (wrong or self.judge.doubtful) and not (stopping or self.done):
             return ROLLED_BACK if wrong else None
         return self.do_what_is_due(stopping)
 
@@ -345,7 +346,7 @@ class Trainer:
         """Back to a sound checkpoint from before it went wrong, and on with the data that comes next."""
         self.wait_for_data_checks()  # the checkpoint that is being written does so too
         self.saver.writer.finish()
-        newest = runs.step_of(runs.checkpoint_folders(self.folder)[-1]) if runs.checkpoint_folders(self.folder) else 0
+        newest = max(map(runs.step_of, runs.checkpoint_folders(self.folder)), default=0)
         before = self.judge.before(newest)
         found = checkpoint.newest_sound(self.folder, before).source if self.mesh.is_main else None
         source = from_main(self.mesh, found)
@@ -375,13 +376,6 @@ class Trainer:
         rows = runs.read_rows(self.folder.metrics) if self.mesh.is_main else []
         known = [(row["loss"], row["largest_grad_norm"]) for row in rows if row["kind"] == "train"]
         return from_main(self.mesh, known[-HISTORY:])
-
-    def whole_objective(self) -> SequenceLoss:
-        """Another one like ours, for strategies that cut ours into pieces."""
-        model = Transformer(self.config.model, len(self.data.vocabulary), self.data.vocabulary.source_size).to(
-            self.mesh.device
-        )
-        return SequenceLoss(model, self.config.train.label_smoothing)
 
     # --- memory ---
 
@@ -419,14 +413,14 @@ class Trainer:
         if isinstance(wrapped, Recorded):
             wrapped.recordings.clear()
         torch.cuda.empty_cache()
-        used = self.share.rows_per_micro_batch * self.packing.width
+        rows, width = self.share.rows_per_micro_batch, self.packing.width
         if self.mesh.world > 1:  # trying what fits would have ranks wait for each other: a pass of DDP was cut off
-            fitting, remedy = used // 2 // self.packing.width * self.packing.width, "try train.tokens_per_gpu={}"
+            fitting, remedy = rows // 2 * width, "try train.tokens_per_gpu={}"
         else:
-            fitting, remedy = self.rows_that_fit() * self.packing.width, "train.tokens_per_gpu={} fits"
+            fitting, remedy = self.rows_that_fit() * width, "train.tokens_per_gpu={} fits"
         remedy = remedy.format(fitting) if fitting else "not even one row fits: choose a smaller model"
         return TrainingError(
-            f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {used}; {remedy}. "
+            f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {rows * width}; {remedy}. "
             f"Checkpoints are in {self.folder.checkpoints}"
         )
 
@@ -443,40 +437,32 @@ class Trainer:
         detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
         self.tell("training", detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
-        self.name_straggler(self.lookout.look(totals.spans))
+        self.name_straggler(totals.spans)
 
-    def name_straggler(self, found: Straggler | None) -> None:
+    def name_straggler(self, spans: dict[str, list[float]]) -> None:
         """Once, when a rank begins to hold the others up, and once when it no longer does."""
-        rank = found.rank if found else -1
-        if rank == self.straggler:
-            return
-        if found:
-            host = self.host_of[rank]
+        before, found = self.lookout.named, self.lookout.look(spans)
+        if found and (before is None or found.rank != before.rank):
+            host = self.host_of[found.rank]
             self.event("straggler", host=host, **asdict(found))
             self.tell("straggler", found.sentence(host))
-        else:
-            self.event("straggler_gone", rank=self.straggler)
-        self.straggler = rank
+        elif before and not found:
+            self.event("straggler_gone", rank=before.rank)
 
-    def tell(self, stage: str, words: str) -> None:
-        self.tell_at(stage, self.state.step, words)
-
-    def tell_at(self, stage: str, step: int, words: str) -> None:
-        self.progress(stage, step, self.config.train.max_steps, words)
+    def tell(self, stage: str, words: str, at: int | None = None) -> None:
+        self.progress(stage, self.state.step if at is None else at, self.config.train.max_steps, words)
 
     def tell_hang(self, section: str, seconds: float) -> None:
         """By the rank that hangs itself; nothing else of it works any more. Before there is a run there is no place for it."""
         if self.folder.exists():
-            runs.append_row(
-                self.folder.events, self.own_row("hang") | {"section": section, "seconds": round(seconds, 1)}
-            )
+            row = self.own_row("hang") | {"section": section, "seconds": round(seconds, 1)}
+            runs.append_row(self.folder.events, row)
 
     def tell_fault(self, error: DragomanError) -> None:
         """By the rank that stops the run; the one that writes may not know of it. What all know (drift, divergence) is told already."""
         if not (self.stopped or isinstance(error, DriftError | owner.FencedError)):
-            self.put_down(
-                runs.append_row, self.folder.events, self.own_row("fault") | {"kind": "error", "error": str(error)}
-            )
+            row = self.own_row("fault") | {"kind": "error", "error": str(error)}
+            self.put_down(runs.append_row, self.folder.events, row)
 
     def own_row(self, name: str) -> runs.Row:
         return {"event": name, "step": self.state.step, "host": socket.gethostname(), "rank": self.mesh.rank}
@@ -504,32 +490,29 @@ class Trainer:
     # --- what is due ---
 
     @property
-    def last(self) -> bool:
-        return self.state.step == self.config.train.max_steps
-
-    @property
     def done(self) -> bool:
         return self.state.step >= self.config.train.max_steps
 
     def due(self, *every: int) -> bool:
-        return self.last or any(self.state.step % each == 0 for each in every)
+        return self.done or any(self.state.step % each == 0 for each in every)
 
     def do_what_is_due(self, stopping: str) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
         if self.mesh.world > 1 and self.due(validation.every, keeping.every):
             self.check_replicas()
-        improved = False
+        scores: dict[str, Any] = {}
         if self.due(validation.every):
             with self.watchdog.section("validation"):
-                improved = self.validate()
+                scores = self.validate()
+        improved = self.is_best(scores)
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
-                self.save(must=bool(stopping or no_better or self.last))
+                self.save(scores, must=bool(stopping or no_better or self.done))
         if no_better:
             return "patience"
-        return stopping if stopping and not self.last else None
+        return stopping if stopping and not self.done else None
 
     def check_replicas(self) -> None:
         """Ranks that must hold the same weights do; whoever does not is named, before anything of it is validated or saved."""
@@ -542,8 +525,8 @@ class Trainer:
                 f"The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
             )
 
-    def validate(self) -> bool:
-        """Validation loss and all tasks; returns whether the chosen metric is better than ever before."""
+    def validate(self) -> dict[str, Any]:
+        """Validation loss and all tasks."""
         start = time.perf_counter()
         width = self.packing.width
         slots = self.share.rows_per_micro_batch * width
@@ -557,17 +540,16 @@ class Trainer:
             for task in self.tasks:
                 scores |= task.run(moment)
         self.objective.train()
-        self.validated = (self.state.step, scores)
         seconds = round(time.perf_counter() - start, 3)
         if self.metrics:
             self.put_down(self.metrics.write, {"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
         self.event("validation", seconds=seconds)
         bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
-        detail = f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)"
-        self.tell("validation", detail)
-        return self.is_best(scores)
+        self.tell("validation", f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)")
+        return scores
 
     def is_best(self, scores: dict[str, Any]) -> bool:
+        """Whether the chosen metric is better than ever before; without a validation it is not."""
         metric = self.config.checkpoint.metric
         if metric not in scores:
             return False
@@ -579,11 +561,9 @@ class Trainer:
         self.state.stale_validations += 1
         return False
 
-    def save(self, *, must: bool) -> None:
+    def save(self, scores: dict[str, Any], *, must: bool) -> None:
         if must:
             self.wait_for_data_checks()
-        step, validated = self.validated
-        scores = validated if step == self.state.step else {}
         self.saver.save({key: value for key, value in scores.items() if isinstance(value, float)}, must=must)
 
     def wait_for_data_checks(self) -> None:
@@ -599,23 +579,21 @@ class Trainer:
 
     def write_facts(self, hosts: list[dict[str, Any]], found: checkpoint.Found) -> None:
         """Configuration, environment and data of the run; after a resume, rows of lost steps are taken out."""
-        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary, self.state.model)
+        model, on_cpu = self.state.model, self.mesh.device.type == "cpu"
+        environment = facts.environment(self.config, self.mesh, self.share, self.data.vocabulary, model)
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
-        own["exchange"] = facts.exchange(
-            self.config, hosts, self.share, self.state.model, gloo=self.mesh.device.type == "cpu"
-        )
+        own["exchange"] = facts.exchange(self.config, hosts, self.share, model, gloo=on_cpu)
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
         self.saver.claim = owner.claim(self.folder)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
         lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
         story: dict[str, Any] = {"ranks": self.mesh.world, "hosts": [entry["host"] for entry in hosts]}
-        story |= {"after": after} if after else {}
+        more = {"after": after, "changed": self.changed, "damaged": list(found.damaged)}
+        story |= {key: value for key, value in more.items() if value}
         if after == facts.SILENT:  # nobody of ours watched: torchrun, a scheduler, one process alone
             self.event("fault", kind="silent", host=None, rank=None, error=after)
         if found.source:
-            story |= {"changed": self.changed} if self.changed else {}
-            story |= {"damaged": list(found.damaged)} if found.damaged else {}
             self.event("resume", lost_steps=lost, **story)
         else:  # lost steps: it was killed before its first checkpoint
             story |= {"lost_steps": lost} if lost else {}

@@ -23,11 +23,8 @@ log = logging.getLogger(__name__)
 
 START = "start"  # all before the first step is done: meeting, reading, compiling, finding out what fits
 END = "end"  # all after the last: writing the last checkpoint
-LEARNT = {
-    "first_step": START,
-    "validation": "validation",
-    "checkpoint": "checkpoint",
-}  # sections, by the event that ends one
+# Sections, by the event that ends one.
+LEARNT = {"first_step": START, "validation": "validation", "checkpoint": "checkpoint"}
 STARTING_SECONDS = 1800.0  # for what was never seen before
 SHORTEST_START = 300.0  # seconds; the second start of a run may find no cache where the first did
 TIMES_LONGER = 20.0  # than usual: a step that takes this long hangs

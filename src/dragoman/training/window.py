@@ -18,6 +18,7 @@ from dragoman.training.step import ANY_FINITE
 SPANS = ("data", "idle", "other", "forward", "backward", "communication", "exposed", "optimizer", "cpu")
 """Seconds a step, of every rank. `data`: how long the host waited for data. `idle`: how long the device waited for the host between
 two steps. `backward` is without `exposed`, the part of `communication` that the backward pass did not hide. `cpu`: processor time."""
+SIZES = ("memory_bytes", "sent_bytes", "received_bytes")  # the last two in this window, by the host of the rank
 
 
 @dataclass
@@ -38,12 +39,7 @@ class Totals:
     median_step: float
     lead_seconds: float  # how long the host had to wait for the device at the end of the window
     spans: dict[str, list[float]]  # seconds a step, by rank
-    memory_bytes: list[float]  # these three by rank
-    sent_bytes: list[float]  # in this window, by the host of the rank
-    received_bytes: list[float]
-
-    def mean(self, span: str) -> float:
-        return statistics.fmean(self.spans[span])
+    sizes: dict[str, list[float]]  # by rank too
 
 
 class Window:
@@ -51,8 +47,8 @@ class Window:
 
     def __init__(self, mesh: Mesh, clip_norm: float = 0.0, norm_limit: float = ANY_FINITE):
         self.mesh, self.clip_norm, self.norm_limit = mesh, clip_norm or float("inf"), norm_limit
-        self.sums = torch.zeros(6, dtype=torch.float64, device=mesh.device)
-        self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped = self.sums
+        sums = torch.zeros(6, dtype=torch.float64, device=mesh.device)
+        self.loss, self.good_tokens, self.good_steps, self.norm, self.largest, self.clipped = sums
         self.steps = self.source_tokens = self.target_tokens = self.slots = 0
         self.data_seconds = 0.0
         self.exchanges: list[tuple[float, float]] = []  # communication of some steps: in all, exposed
@@ -79,10 +75,10 @@ class Window:
         waiting = time.perf_counter()
         own = torch.stack([part.double() for part in parts]).tolist()
         lead = time.perf_counter() - waiting
-        losses, *others, memory, sent, received = self.of_all_ranks(own)
+        columns = self.of_all_ranks(own)
+        losses, *others = columns[: len(own)]
         # Ranks that train by themselves for a while may differ in what was good: all must see the same numbers.
-        tokens, good, norm, largest, clipped = (statistics.fmean(column) for column in others[: len(own) - 1])
-        spans = others[len(own) - 1 :]
+        tokens, good, norm, largest, clipped = map(statistics.fmean, others)
         each = self.clock.steps()
         return Totals(
             sum(losses) / tokens if tokens else float("nan"),
@@ -98,10 +94,8 @@ class Window:
             max(each),
             statistics.median(each),
             lead,
-            dict(zip(SPANS, spans, strict=True)),
-            memory,
-            sent,
-            received,
+            dict(zip(SPANS, columns[len(own) : -len(SIZES)], strict=True)),
+            dict(zip(SIZES, columns[-len(SIZES) :], strict=True)),
         )
 
     def of_all_ranks(self, own: list[float]) -> list[list[float]]:

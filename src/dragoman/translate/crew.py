@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import Queue
@@ -40,23 +39,21 @@ def search_together(
     for number in range(processes):
         numbers.put(number)
     size = max(1, min(MOST_AT_ONCE, -(-len(texts) // (4 * processes))))
-    found: dict[int, list[list[Translation]]] = {}
     done = 0
     try:
         with ProcessPoolExecutor(processes, context, enter, (numbers, processes, folder, opening)) as pool:
-            work = {
-                pool.submit(search, texts[at : at + size], prefixes[at : at + size], request, options): at
+            tasks = [
+                pool.submit(search, texts[at : at + size], prefixes[at : at + size], request, options)
                 for at in range(0, len(texts), size)
-            }
-            for task in as_completed(work):
-                found[work[task]] = task.result()
-                done += len(found[work[task]])
+            ]
+            for task in as_completed(tasks):
+                done += len(task.result())
                 progress("translating", done, len(texts), f"sentences, {processes} processes")
     except BrokenProcessPool:
         raise Unfinished(
             "a translating process died (out of memory?); nothing was written. Try fewer --processes"
         ) from None
-    return [each for at in sorted(found) for each in found[at]]
+    return [each for task in tasks for each in task.result()]
 
 
 def enter(numbers: Queue[int], processes: int, folder: Path, opening: dict[str, Any]) -> None:
@@ -84,7 +81,7 @@ def usual_number(folder: Path, device: str, engine: str) -> int:
     return 1 if on_cpu else max(1, len(gpus()))
 
 
-def gpus() -> Sequence[str]:
+def gpus() -> list[str]:
     """Names of the GPUs that this process may use, asked of the driver: torch would take hold of them."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]

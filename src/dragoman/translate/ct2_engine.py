@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ POSITIONS = 2048
 MOST_WORKERS = 4
 MOST_AT_ONCE = 64  # sentences of one worker
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
-Files = Callable[[Path], AbstractContextManager[Path]]
 
 
 class CTranslate2Engine:
@@ -31,19 +29,13 @@ class CTranslate2Engine:
     seed: int | None = None  # of this process: the library reads it once
 
     def __init__(
-        self,
-        folder: Path,
-        vocabulary: Vocabulary,
-        device: str = "cpu",
-        threads: int | None = None,
-        *,
-        files: Files = nullcontext,
+        self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int = 0, convert: bool = False
     ):
-        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. `files` gives the
-        folder in which the library finds it, while it reads."""
+        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. With `convert` from a
+        model folder, in fp32: the translations are those of the model itself."""
         self.library = require_extra("ctranslate2", "export", "translating with CTranslate2")
         self.library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
-        self.folder, self.files, self.device = folder, files, device
+        self.folder, self.convert, self.device = folder, convert, device
         self.threads = threads or wanted_threads(os.environ.get("OMP_NUM_THREADS", "")) or usable_cores()
         # Sentences are spread over workers before the work on one is: threads that wait for each other at every product lose.
         self.workers = min(self.threads, MOST_WORKERS) if device == "cpu" else 1
@@ -53,23 +45,21 @@ class CTranslate2Engine:
         self.source_pieces, self.pieces = vocabulary.source.pieces(), vocabulary.pieces()
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
 
-    @classmethod
-    def converted(cls, folder: Path, vocabulary: Vocabulary) -> CTranslate2Engine:
-        """From a model folder, in fp32: the translations are those of the model itself."""
-        return cls(folder, vocabulary, files=converted)
-
     def open(self, workers: int) -> Any:
         if not self.folder.is_dir():
             raise RunError(
                 f"{self.folder}: is gone since it was read, and drawing reads it again. Name a model that is kept"
             )
+        threads = -(-self.threads // workers)  # five cores for four workers: rather a thread too many than an idle core
+        how = {"device": self.device, "inter_threads": workers, "intra_threads": threads}
         try:
-            with self.files(self.folder) as folder:
-                # Five cores for four workers: rather a thread too many than an idle core.
-                threads = -(-self.threads // workers)
-                return self.library.Translator(
-                    str(folder), device=self.device, inter_threads=workers, intra_threads=threads
-                )
+            if not self.convert:
+                return self.library.Translator(str(self.folder), **how)
+            from dragoman.translate.ct2_model import write_ctranslate2
+
+            with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
+                write_ctranslate2(self.folder, Path(temporary), None)
+                return self.library.Translator(temporary, **how)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{self.folder}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
 
@@ -93,15 +83,15 @@ class CTranslate2Engine:
         limits = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
-        def search(chosen: list[int], **options: Any) -> None:
+        def search(chosen: list[int]) -> None:
             pair = [sources[index] for index in chosen], [prefixes[index] for index in chosen]
             limit = max(limits[index] for index in chosen)
-            for index, hypotheses in zip(chosen, self.search_batch(*pair, request, limit, **options), strict=True):
+            for index, hypotheses in zip(chosen, self.search_batch(*pair, request, limit, attention), strict=True):
                 found[index] = hypotheses
 
         if attention:  # one by one: in a batch the attention of first words that CTranslate2 returns is not their own
             for chosen in by_limit(range(len(sources)), limits):
-                search(chosen, attention=True)
+                search(chosen)
         elif sources:
             search(list(range(len(sources))))
             # CTranslate2 has one limit for all, ours is a sentence's own; one hypothesis beyond it might have won at it.
@@ -127,13 +117,15 @@ class CTranslate2Engine:
         prefixes: list[list[int]],
         request: Request,
         limit: int,
-        *,
-        attention: bool = False,
+        attention: bool,
         without: list[list[str]] | None = None,
     ) -> list[list[Hypothesis]]:
         translator, share = self.translator, -(-len(sources) // self.workers)
+        how: dict[str, Any] = {"beam_size": request.beam, "num_hypotheses": request.beam}
         if request.sample:
             translator, share = self.drawing, len(sources)
+            how = {"beam_size": 1, "num_hypotheses": request.n_best, "sampling_topk": request.top_k}
+            how |= {"sampling_topp": request.top_p, "sampling_temperature": request.temperature}
         results = translator.translate_batch(
             [[self.source_pieces[index] for index in source[:-1]] for source in sources],
             target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
@@ -145,7 +137,7 @@ class CTranslate2Engine:
             length_penalty=NO_PENALTY,
             return_scores=True,
             return_attention=attention,
-            **self.options(request),
+            **how,
         )
         found = [self.hypotheses(result, request) for result in results]
         if without is None and any(
@@ -153,20 +145,8 @@ class CTranslate2Engine:
         ):
             # A search in torch never takes these. Here forbidding them changes all scores a little, so it is done where they come.
             never = [[self.pieces[mark]] for mark in NEVER_WRITTEN]
-            return self.search_batch(sources, prefixes, request, limit, attention=attention, without=never)
+            return self.search_batch(sources, prefixes, request, limit, attention, never)
         return found
-
-    @staticmethod
-    def options(request: Request) -> dict[str, Any]:
-        if not request.sample:
-            return {"beam_size": request.beam, "num_hypotheses": request.beam}
-        return {
-            "beam_size": 1,
-            "num_hypotheses": request.n_best,
-            "sampling_topk": request.top_k,
-            "sampling_topp": request.top_p,
-            "sampling_temperature": request.temperature,
-        }
 
     def hypotheses(self, result: Any, request: Request) -> list[Hypothesis]:
         attention = result.attention or [[] for _ in result.hypotheses]
@@ -179,21 +159,12 @@ class CTranslate2Engine:
         return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-@contextmanager
-def converted(folder: Path) -> Iterator[Path]:
-    from dragoman.translate.ct2_model import write_ctranslate2
-
-    with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
-        write_ctranslate2(folder, Path(temporary), None)
-        yield Path(temporary)
-
-
-def by_limit(chosen: Iterable[int], limits: list[int]) -> Iterator[list[int]]:
+def by_limit(chosen: Iterable[int], limits: list[int]) -> Iterable[list[int]]:
     """Those of the same limit together."""
     groups: dict[int, list[int]] = {}
     for index in chosen:
         groups.setdefault(limits[index], []).append(index)
-    yield from groups.values()
+    return groups.values()
 
 
 def tell_fallback(folder: Path, arithmetic: str) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from dragoman.data.subwords import BOS, EOS, UNK, Vocabulary
 from dragoman.errors import DragomanError, require_extra
 from dragoman.model import folder as model_folder
-from dragoman.model.layers import DecoderBlock, EncoderBlock, FeedForward, is_marian
+from dragoman.model.layers import DecoderBlock, EncoderBlock, is_marian
 from dragoman.model.transformer import Transformer
 from dragoman.translate.ct2_engine import POSITIONS
 from dragoman.translate.models import read_whole
@@ -51,12 +51,10 @@ def specification(library: ModuleType, model: Transformer, vocabulary: Vocabular
     spec.encoder.embeddings[0].weight = (model.source_embedding or model.embedding).weight
     spec.decoder.embeddings.weight = model.embedding.weight
     spec.decoder.projection.weight = model.embedding.weight
-    spec.encoder.position_encodings.encodings = position_table(model)
-    spec.decoder.position_encodings.encodings = position_table(model)
-    for layer, block in zip(spec.encoder.layer, model.encoder, strict=True):
-        set_encoder_layer(layer, cast(EncoderBlock, block))
-    for layer, block in zip(spec.decoder.layer, model.decoder, strict=True):
-        set_decoder_layer(layer, cast(DecoderBlock, block))
+    for side, blocks in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
+        side.position_encodings.encodings = model.wave_table(POSITIONS)
+        for layer, block in zip(side.layer, blocks, strict=True):
+            set_layer(layer, cast(EncoderBlock | DecoderBlock, block))
     if model.encoder_norm and model.decoder_norm:
         set_norm(spec.encoder.layer_norm, model.encoder_norm)
         set_norm(spec.decoder.layer_norm, model.decoder_norm)
@@ -75,31 +73,19 @@ def set_tokens(spec: Any, vocabulary: Vocabulary) -> None:
     spec.config.add_source_bos, spec.config.add_source_eos = False, True
 
 
-def position_table(model: Transformer) -> Tensor:
-    return model.wave_table(POSITIONS)
-
-
-def set_encoder_layer(spec: Any, block: EncoderBlock) -> None:
+def set_layer(spec: Any, block: EncoderBlock | DecoderBlock) -> None:
     set_attention(spec.self_attention, block.attention_norm, block.attention.query_key_value, block.attention.output)
-    set_feed_forward(spec.ffn, block.feed_forward_norm, block.feed_forward)
-
-
-def set_decoder_layer(spec: Any, block: DecoderBlock) -> None:
-    set_attention(spec.self_attention, block.attention_norm, block.attention.query_key_value, block.attention.output)
-    set_attention(spec.attention, block.cross_norm, block.cross.query, block.cross.key_value, block.cross.output)
-    set_feed_forward(spec.ffn, block.feed_forward_norm, block.feed_forward)
+    if isinstance(block, DecoderBlock):
+        set_attention(spec.attention, block.cross_norm, block.cross.query, block.cross.key_value, block.cross.output)
+    set_norm(spec.ffn.layer_norm, block.feed_forward_norm)
+    set_linear(spec.ffn.linear_0, block.feed_forward.inner)
+    set_linear(spec.ffn.linear_1, block.feed_forward.outer)
 
 
 def set_attention(spec: Any, norm: nn.LayerNorm, *linears: nn.Linear) -> None:
     set_norm(spec.layer_norm, norm)
     for part, linear in zip(spec.linear, linears, strict=True):
         set_linear(part, linear)
-
-
-def set_feed_forward(spec: Any, norm: nn.LayerNorm, feed_forward: FeedForward) -> None:
-    set_norm(spec.layer_norm, norm)
-    set_linear(spec.linear_0, feed_forward.inner)
-    set_linear(spec.linear_1, feed_forward.outer)
 
 
 def set_linear(spec: Any, linear: nn.Linear) -> None:

@@ -40,16 +40,15 @@ def damaged(path: Path, problem: str) -> RunError:
 
 def best_checkpoint(run: runs.RunFolder) -> Path:
     """The best one that is whole; of those without a score the newest."""
-    ranked = (
-        runs.best_checkpoints(run, recorded_config(run.config).checkpoint.metric) + runs.checkpoint_folders(run)[::-1]
-    )
-    refusal = RunError(f"{run.path}: has no checkpoint yet")
-    for number, path in enumerate(dict.fromkeys(ranked)):  # verifying reads every byte: each of them once
+    metric = recorded_config(run.config).checkpoint.metric
+    ranked = runs.best_checkpoints(run, metric) + runs.checkpoint_folders(run)[::-1]
+    refusals = []
+    for path in dict.fromkeys(ranked):  # verifying reads every byte: each of them once
         problem = runs.damage(path)
         if problem is None:
             return path
-        refusal = damaged(path, problem) if number == 0 else refusal
-    raise refusal
+        refusals.append(damaged(path, problem))
+    raise refusals[0] if refusals else RunError(f"{run.path}: has no checkpoint yet")
 
 
 def read_whole(folder: Path) -> tuple[Transformer, model_folder.Description, Vocabulary]:

@@ -61,18 +61,14 @@ def sentences(text: str, language: str) -> Iterator[str]:
 
 def cut(ids: list[int], sentence: str, vocabulary: Vocabulary, space: str, inside: str) -> Iterator[Part]:
     """Pieces of at most LONGEST subwords, where possible between two words."""
-    start, joint = 0, space
+    start, joint, piece_of = 0, space, vocabulary.processor.id_to_piece
     while len(ids) - start > LONGEST:
         end = start + LONGEST - 1
-        between = [at for at in range(end, start + LONGEST // 2, -1) if begins_word(ids[at], vocabulary)]
+        between = [at for at in range(end, start + LONGEST // 2, -1) if piece_of(ids[at]).startswith("▁")]
         end = between[0] if between else end
         yield Part([*ids[start:end], EOS], joint, sentence)
         start, joint, sentence = end, space if between else inside, ""
     yield Part(ids[start:], joint, sentence)
-
-
-def begins_word(index: int, vocabulary: Vocabulary) -> bool:
-    return bool(vocabulary.processor.id_to_piece(index).startswith("▁"))
 
 
 def source_places(text: str, cut: list[Part], vocabulary: Vocabulary) -> list[int]:

@@ -40,13 +40,7 @@ class Request:
         return max(len(source) - 1 + self.extra_length, len(prefix) + 1)
 
     def check(self) -> Request:
-        problems = [words for broken, words in self.rules() if broken]
-        if problems:
-            raise ConfigError(problems, "translate")
-        return self
-
-    def rules(self) -> list[tuple[bool, str]]:
-        return [
+        rules = [
             (not 1 <= self.beam <= 100, f"beam = {self.beam}; choose 1 to 100"),
             (self.n_best < 1, f"n_best = {self.n_best}; ask for 1 or more"),
             (self.sample and self.n_best > 100, f"n_best = {self.n_best}; at most 100 translations are drawn"),
@@ -67,6 +61,10 @@ class Request:
             (self.extra_length < 1, f"extra_length = {self.extra_length}; choose 1 or more"),
             (not 0 <= self.seed < 2**32, f"seed = {self.seed}; choose 0 to {2**32 - 1}"),
         ]
+        problems = [words for broken, words in rules if broken]
+        if problems:
+            raise ConfigError(problems, "translate")
+        return self
 
     def penalty(self, length: int) -> float:
         """What log-probabilities are divided by; `length` counts the end mark."""

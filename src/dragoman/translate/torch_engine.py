@@ -12,6 +12,8 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -84,7 +86,10 @@ class TorchEngine:
             firsts = range(0, len(each), request.rows)
             found = [together(found[first : first + request.rows], request) for first in firsts]
         results = [hypotheses or [NOTHING] for hypotheses in found]
-        return self.with_attention(sources, results) if attention else results
+        if not attention:
+            return results
+        pairs = zip(sources, results, strict=True)
+        return [[self.with_attention(source, each) for each in hypotheses] for source, hypotheses in pairs]
 
     def search_rows(self, searched: list[tuple[list[int], int, list[int]]], request: Request) -> list[list[Hypothesis]]:
         """The best that has ended in every row, a row being a source, its limit and its prefix."""
@@ -140,21 +145,14 @@ class TorchEngine:
     def index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
-    def with_attention(self, sources: list[list[int]], results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def with_attention(self, source: list[int], found: Hypothesis) -> Hypothesis:
         """Once more through the model with the translation given; of every sentence by itself, as long ones are rare."""
-        return [
-            [
-                Hypothesis(found.ids, found.score, self.attention(source, found.ids) if found.ids else [])
-                for found in hypotheses
-            ]
-            for source, hypotheses in zip(sources, results, strict=True)
-        ]
-
-    def attention(self, source: list[int], ids: list[int]) -> list[list[float]]:
-        rows = self.index(source)[None], self.index([BOS, *ids[:-1]])[None]
+        if not found.ids:
+            return found
+        rows = self.index(source)[None], self.index([BOS, *found.ids[:-1]])[None]
         ones = [torch.ones_like(row) for row in rows]
-        weights: list[list[float]] = self.model.attention_to_source(rows[0], ones[0], rows[1], ones[1])[0].tolist()
-        return weights
+        weights = self.model.attention_to_source(rows[0], ones[0], rows[1], ones[1])[0]
+        return replace(found, attention=weights.tolist())
 
 
 def together(rows: list[list[Hypothesis]], request: Request) -> list[Hypothesis]:
@@ -199,10 +197,12 @@ class Batch:
             for key, value in self.cache.past:  # what is not seen has weight 0, but 0 times NaN is NaN
                 key.zero_()
                 value.zero_()
-        self.engine.recorder.run(("start", self.shape), self.encode)
+        self.engine.recorder.run(
+            ("start", self.shape), lambda: self.remember(*self.engine.model.start(self.source, self.segment))
+        )
 
-    def encode(self) -> None:
-        memory, mask = self.engine.model.start(self.source, self.segment)
+    def remember(self, memory: list[KeyValue], mask: Tensor) -> None:
+        """What the model made of the source."""
         for kept, fresh in zip(self.cache.memory, memory, strict=True):
             kept[0].copy_(fresh[0])
             kept[1].copy_(fresh[1])
@@ -212,11 +212,11 @@ class Batch:
         slots = self.shape[2]
         if not self.is_fused:  # a kernel reads what is filled, whatever it is told: one recording for all positions
             slots = min(slots, round_up(position + 1, self.engine.tile))
-        act = self.engine.recorder.act_eagerly if self.request.sample else self.engine.recorder.run
-        act(
-            ("step", self.shape, slots, self.request),
-            lambda: advance(self.engine.model, self.cache, self.beams, self.request, slots),
-        )
+        step = partial(advance, self.engine.model, self.cache, self.beams, self.request, slots)
+        if self.request.sample:  # what is drawn is never recorded
+            step()
+        else:
+            self.engine.recorder.run(("step", self.shape, slots, self.request), step)
 
     def smaller(self, rows: Tensor, real: int, filled: int) -> Batch:
         """Go on with these rows; those after the first `real` ones only fill the batch."""
@@ -229,10 +229,7 @@ class Batch:
         for (key, value), (new_key, new_value) in zip(old, batch.cache.past, strict=True):
             new_key[:, :, :filled].copy_(key[rows, :, :filled])
             new_value[:, :, :filled].copy_(value[rows, :, :filled])
-        for kept, fresh in zip(batch.cache.memory, memory, strict=True):
-            kept[0].copy_(fresh[0])
-            kept[1].copy_(fresh[1])
-        batch.cache.cross_mask.copy_(mask)
+        batch.remember(memory, mask)
         batch.beams.put(beams)
         batch.beams.done_B[real:] = True
         return batch
@@ -279,9 +276,6 @@ class Recorder:
     def forget(self) -> None:
         self.seen.clear()
         self.recorded.clear()
-
-    def act_eagerly(self, key: Hashable, function: Callable[[], None]) -> None:
-        function()
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
         if key in self.recorded:

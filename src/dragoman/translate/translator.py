@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,14 @@ class Translator:
             parts(text, ids, source, source_language, split=split, space=space)
             for text, ids in zip(normal, source.encode(normal), strict=True)
         ]
-        places = [(text, part) for text, found in enumerate(cut) for part in range(len(found))]
-        sources = [cut[text][part].ids for text, part in places]
-        wanted = [prefixes[text] if part == 0 else "" for text, part in places]
+        sources = [part.ids for pieces in cut for part in pieces]
+        wanted = ["" if part else prefixes[text] for text, pieces in enumerate(cut) for part in range(len(pieces))]
         forced = [ids[:-1] for ids in self.vocabulary.encode(wanted)]
         found = self.search_ids(sources, forced, request, alignment, batch_tokens, progress)
-        by_place = dict(zip(places, found, strict=True))
-        ready = self.read_out(found)
+        ready, in_order = self.read_out(found), iter(found)
         return [
-            self.joined(
-                [by_place[index, part] for part in range(len(pieces))], pieces, ready, text if alignment else ""
-            )
-            for index, (pieces, text) in enumerate(zip(cut, normal, strict=True))
+            self.joined(list(islice(in_order, len(pieces))), pieces, ready, text if alignment else "")
+            for pieces, text in zip(cut, normal, strict=True)
         ]
 
     def search_ids(
@@ -205,7 +202,7 @@ def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, 
             "translate",
         )
     if takes_ctranslate2(folder, device, engine, precision):
-        return CTranslate2Engine.converted(folder, vocabulary)
+        return CTranslate2Engine(folder, vocabulary, convert=True)
     from dragoman.parallel.mesh import pick_device  # torch only where it is needed
     from dragoman.translate.torch_engine import TorchEngine
 
@@ -216,11 +213,7 @@ def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, 
 def takes_ctranslate2(folder: Path, device: str, engine: str, precision: str) -> bool:
     if engine == "ctranslate2" or is_ctranslate2(folder):
         return True
-    return engine == "auto" and precision == "auto" and prefers_ctranslate2(device)
-
-
-def prefers_ctranslate2(device: str) -> bool:
-    if find_spec("ctranslate2") is None:
+    if (engine, precision) != ("auto", "auto") or find_spec("ctranslate2") is None:
         return False
     from dragoman.parallel.mesh import pick_device
 
