@@ -1,10 +1,10 @@
 """Names inside a run folder, atomic writes, JSON lines. The run folder is the only door between training
-and everything after it, so every name in it is spelled here and nowhere else.
+and everything after it, so names in it are spelled here and nowhere else.
 
 runs/<name>/
   run.toml            the resolved configuration      environment.json  hosts, GPUs, NICs, versions, model size
   data.json           manifest of the prepared data   metrics.jsonl     one row per logged step or validation
-  events.jsonl        start, resume, spans, end       telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
+  events.jsonl        start, resume, fault, stop      telemetry/<host>.jsonl  once a second: GPU, NIC, CPU, memory
   spans.jsonl         seconds a step, by rank and phase
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
@@ -283,6 +283,7 @@ def claimed_folder(path: Path) -> Iterator[Path]:
     """Like new_folder, under the one name `<path>.partial`: the next call removes what a killed process left there."""
     path = replaceable(path)
     partial = path.with_name(f"{path.name}.partial")
+    partial.mkdir(exist_ok=True)
     with locked(partial):
         claim(partial, uuid.uuid4().hex)
         try:
@@ -300,6 +301,7 @@ def kept_folder(path: Path, key: str, *stages: str) -> Iterator[Path]:
     that they depend on."""
     path = replaceable(path)
     partial = path.with_name(f"{path.name}.partial")
+    partial.mkdir(exist_ok=True)
     with locked(partial):
         claim(partial, key, *stages)
         try:
@@ -327,16 +329,14 @@ def claim(folder: Path, key: str, *stages: str) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Make a folder and have it for oneself; the lock ends with the process, however it ends."""
-    folder.mkdir(exist_ok=True)
+    """Have a folder for oneself; the lock ends with the process, however it ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunError(f"{folder}: another process is at work there; wait until it has finished") from None
-    except OSError:
-        pass  # a network disk without locks
+    except OSError as error:  # a network disk without locks is no reason not to work there
+        if isinstance(error, BlockingIOError) and not wait:
+            os.close(descriptor)
+            raise RunError(f"{folder}: another process is at work there; wait until it has finished") from None
     try:
         yield
     finally:

@@ -169,6 +169,7 @@ def test_only_what_depends_on_a_setting_is_done_again(corpus, change, stages, fi
 
 def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):
     config = config_for(corpus, SHARDS)
+    (corpus / "out.partial").mkdir()
     with runs.locked(corpus / "out.partial"), pytest.raises(RunError, match="another process"):
         prepare(config, "test")
     (corpus / "out.partial" / "thesis.tex").write_text("precious", encoding="utf-8")

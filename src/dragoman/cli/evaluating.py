@@ -43,7 +43,7 @@ def evaluate(
     average: Annotated[
         Optional[int], typer.Option(min=2, help="Of a run also the mean of its so many best checkpoints.")
     ] = None,
-    html: Annotated[Optional[Path], typer.Option(help="Page with all sentences, the worst first.")] = None,
+    html: Annotated[Optional[Path], typer.Option(help="Page by length, with the 500 worst sentences.")] = None,
     beam: Beam = None,
     device: Device = "auto",
     engine: EngineName = "auto",

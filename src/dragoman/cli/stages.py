@@ -42,7 +42,7 @@ def check_ready(config: Config, *, resume: bool) -> None:
 
 def train(config: Config, *, resume: bool = False, progress: runs.Progress = runs.silent) -> str:
     """Train in this process, together with the other ranks when a launcher started several. Returns the reason for
-    stopping: max_steps, patience, interrupted (Ctrl-C) or terminated (SIGTERM)."""
+    stopping: max_steps, patience, max_hours, interrupted (Ctrl-C) or terminated (SIGTERM)."""
     folder = runs.RunFolder(config.run.folder)
     watchdog = Watchdog(folder.stacks(int(os.environ.get("RANK", "0"))), config.train.timeout_seconds)
     watchdog.learn(runs.read_rows(folder.events) if resume else [])

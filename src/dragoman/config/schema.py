@@ -41,7 +41,7 @@ class Corpus(Section):
     target: str = ""
     """Target side."""
     pairs: str = ""
-    """One file that holds both sides: TSV, JSON lines or TMX."""
+    """One file that holds both sides: TSV, JSON lines, TMX, or a .zip with a file of each language."""
     format: Format = "auto"
     """`auto`: as the file name ends, before .gz, .bz2, .xz, .zst or .zip; two files of any other name are aligned lines."""
     source_key: str = "source"

@@ -215,11 +215,13 @@ class Preparation:
 
     def cleaned_train(self) -> list[Shard]:
         listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
-        shards = cleaned_before(self.cleaned)
         if not listed.is_file():
-            shards = self.shared("cleaning train", shards, 0, cleaning, self.cleaned, self.config)
-            runs.write_json(listed, [shard.name for shard in shards])
-        return some_left("train", shards)
+            before = cleaned_before(self.cleaned)
+            names = {shard.name for shard in before}
+            self.shared("cleaning train", before, 0, cleaning, self.cleaned, names, self.config)
+            # Those that lie there: where Ray lost a worker, it may have told of one twice, or of one not at all.
+            runs.write_json(listed, [shard.name for shard in cleaned_before(self.cleaned)])
+        return some_left("train", cleaned_before(self.cleaned))
 
     def shared(self, stage: str, shards: list[Shard], total: int, tasks: Tasks, *arguments: Any) -> list[Shard]:
         """Have tasks done by the crew; every shard joins `shards` and is told."""
@@ -292,14 +294,14 @@ def cleaned_before(stage: Path) -> list[Shard]:
     return [Shard(**runs.read_json(path)) for path in sorted(stage.glob("train-*.json"))]
 
 
-def cleaning(stage: Path, config: Config) -> Iterator[Task]:
+def cleaning(stage: Path, before: set[str], config: Config) -> Iterator[Task]:
     """What is left to clean."""
     number = 0
     for corpus, pairs in corpora("train", config):
         line = 1
         for raw in chunks(pairs, config.data.shard_pairs):
             name = f"train-{number:05d}"
-            if not Shard.finished(stage, name):
+            if name not in before:  # not asked of the disk: Ray may go through these tasks twice, and counts them
                 yield clean_chunk, (stage, name, corpus, line, raw, config)
             number, line = number + 1, line + len(raw)
 

@@ -56,7 +56,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, on a set that sacreBLEU knows (`named`), or on the test set of its run.
 
-    `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with all sentences. `run`: whose
+    `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with the worst sentences. `run`: whose
     test set and scores.json, if not those of the run that `path` belongs to; a model without a run has its own scores.json. `label`:
     what the model is called there, if not by its path. `known`: translations of `against` by their sources, kept from call to call."""
     way = Way(metrics or ("bleu", "chrf"), tokenize, beam, device, engine)

@@ -65,7 +65,7 @@ class Local(Strategy):
             future.wait()
         weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
         self.size = -(-len(weights) // len(self.sent_at))  # of a fragment
-        self.weights = list(torch.split(weights, self.size))
+        self.weights = [part.clone() for part in torch.split(weights, self.size)]  # each is replaced by itself
         self.momentum = [torch.zeros_like(part) for part in self.weights]
         self.spare = torch.empty_like(weights[: self.size])  # on a CPU fresh memory costs more than what is put there
         self.flights.clear()
@@ -161,7 +161,7 @@ class Local(Strategy):
         if momentum is None or len(momentum) != sum(map(len, self.weights)):
             return
         super().load_own(tensors)
-        self.momentum = list(torch.split(momentum.to(self.mesh.device), self.size))
+        self.momentum = [part.to(self.mesh.device, copy=True) for part in torch.split(momentum, self.size)]
         for fragment, weights in enumerate(self.weights if self.delay else ()):
             sent = tensors.get(f"sent.{fragment}")
             if sent is not None and len(sent) == len(weights):  # that of another number of fragments is lost

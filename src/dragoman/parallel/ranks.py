@@ -37,7 +37,8 @@ LAUNCHED = "DRAGOMAN_LAUNCHED"  # set for ranks whose errors the launcher prints
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for an error, and we too
 GRACE_SECONDS = 3.0  # for ranks that lost one: what they say in their last words may be the reason
 SAVE_SECONDS = 300.0  # for those among them that are writing a checkpoint
-STOPPED_LOOKS = 100  # two seconds: a rank that stands still so long by a signal (SIGSTOP) holds up all others
+STOPPED_EVERY = 5  # looks: whether a rank was stopped by a signal (SIGSTOP) costs more than whether it has ended
+STOPPED_LOOKS = 20  # such ones, two seconds: a rank that stands still so long holds up all others
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.02
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
@@ -182,6 +183,7 @@ class Crew:
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
         self.handed_on = 0
+        self.looks = 0
         self.stopped: Counter[int] = Counter()  # by process: looks in a row at which it stood still
         self.reason_known = False  # a rank was killed, a host was lost: nobody's last words are waited for
         self.killed: set[int] = set()  # ranks that were ended because others had failed
@@ -225,7 +227,9 @@ class Crew:
                 stuck = self.place.first + codes.index(None)
                 line = f"dragoman: rank {stuck} cannot be ended; it hangs in the kernel (GPU, file system)"
                 return Outcome(1, line, stuck, "hung")
-            self.count_stopped()
+            self.looks += 1
+            if self.looks % STOPPED_EVERY == 0:
+                self.count_stopped()
             if self.failed_at < float("inf") and self.had_time() and self.wrote_stacks():
                 self.kill()
             return None

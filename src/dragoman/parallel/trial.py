@@ -22,7 +22,8 @@ from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
 from dragoman.parallel.ranks import NURSERY, warm
 
-NUMBERS = 1 << 24  # more than a cache holds, as gradients are
+NUMBERS = 1 << 22  # about as many as DDP exchanges at once
+OF_ALL_RANKS = 1 << 25  # more than caches hold, as gradients are
 TRIALS = 3
 PATIENCE_SECONDS = 60.0
 
@@ -74,9 +75,10 @@ def be_one(rank: int, ranks: int, store: str, out: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     patience = timedelta(seconds=PATIENCE_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
-    numbers, residual = torch.randn(NUMBERS), torch.zeros(wire.padded_size(NUMBERS, ranks))
+    count = max(NUMBERS, OF_ALL_RANKS // ranks)
+    numbers, residual = torch.randn(count), torch.zeros(wire.padded_size(count, ranks))
     found = {
-        kind: seconds_of(partial(wire.sum_over, numbers, None, kind, residual), dist.barrier) / NUMBERS
+        kind: seconds_of(partial(wire.sum_over, numbers, None, kind, residual), dist.barrier) / count
         for kind in wire.NUMBER_BYTES
     }
     if rank == 0:

@@ -78,10 +78,16 @@ def forgive(owed: Tensor, packed: Tensor) -> None:
 def pack(rows: Tensor) -> Tensor:
     """[rows, numbers] in fp32 -> [rows, bytes]: the numbers in 8 bits, then the scales of their blocks."""
     blocks = rows.view(rows.shape[0], -1, BLOCK)
-    largest = torch.maximum(blocks.amax(dim=2), -blocks.amin(dim=2))  # vector_norm takes 20 times as long on a CPU
-    scales = largest.div_(127.0).clamp_(min=1e-30)
+    scales = largest_of(blocks).div_(127.0).clamp_(min=1e-30)
     numbers = (blocks / scales.unsqueeze(2)).round_().to(torch.int8)
     return torch.cat([numbers.flatten(1), scales.view(torch.int8)], dim=1)
+
+
+def largest_of(blocks: Tensor) -> Tensor:
+    """The same on both: on a CPU the norm takes 20 times as long."""
+    if blocks.is_cuda:
+        return torch.linalg.vector_norm(blocks, torch.inf, dim=2)
+    return torch.maximum(blocks.amax(dim=2), -blocks.amin(dim=2))
 
 
 def unpack(packed: Tensor) -> Tensor:

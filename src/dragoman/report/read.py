@@ -22,10 +22,10 @@ ROLES = {
     "model.safetensors": "weights, fp32",
     "weights.safetensors": "weights of training beside their average, fp32",
     "model.toml": "shape of the model, languages, format version",
-    "vocabulary.model": "SentencePiece vocabulary of both languages",
+    "vocabulary.model": "SentencePiece vocabulary, of both sides unless source.model is there",
     "source.model": "SentencePiece vocabulary of the source side",
     "optimizer.safetensors": "Adam's two moments, fp32",
-    "training.json": "step, data position, scores so far, digests of configuration and data",
+    "training.json": "step, data position, scores so far, what must be the same on resume",
     "manifest.json": "size and SHA-256 of every file; written last",
 }
 OWN = "own-"  # of ranks, beside the state that all share

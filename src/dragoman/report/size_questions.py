@@ -71,7 +71,7 @@ def checkpoint_bytes(record: RunRecord) -> Answer:
     """Sum of the files of the newest checkpoint. Weights and Adam's two moments in fp32 are 3 x 4 bytes a parameter; one that is frozen
     has no moments; 16 bytes are counters. What ranks have for themselves (own-*) depends on the strategy and is not predicted. The
     headers are read from the safetensors files."""
-    logged = column(record.events_of("checkpoint"), "bytes")
+    logged = [*filter(None, column(record.events_of("checkpoint"), "bytes"))]
     foreign = [each.bytes for each in record.checkpoints if not each.ours]
     known = foreign or (logged if not record.checkpoints else [])
     if held := size_of(record.stated.get("checkpoint")) or (known[-1] if known else None):

@@ -499,7 +499,7 @@ class Trainer:
     def do_what_is_due(self, stopping: str) -> str | None:
         """Validate and save; returns a reason to stop, the same on every rank."""
         validation, keeping = self.config.validation, self.config.checkpoint
-        if self.mesh.world > 1 and self.due(validation.every, keeping.every):
+        if self.mesh.world > 1 and (stopping or self.due(validation.every, keeping.every)):
             self.check_replicas()
         scores: dict[str, Any] = {}
         if self.due(validation.every):
