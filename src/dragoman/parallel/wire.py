@@ -85,9 +85,10 @@ def pack(rows: Tensor) -> Tensor:
 
 def largest_of(blocks: Tensor) -> Tensor:
     """The same on both: on a CPU the norm takes 20 times as long."""
-    if blocks.is_cuda:
-        return torch.linalg.vector_norm(blocks, torch.inf, dim=2)
-    return torch.maximum(blocks.amax(dim=2), -blocks.amin(dim=2))
+    if not blocks.is_cuda:
+        return torch.maximum(blocks.amax(dim=2), -blocks.amin(dim=2))
+    norm: Tensor = torch.linalg.vector_norm(blocks, torch.inf, dim=2)
+    return norm
 
 
 def unpack(packed: Tensor) -> Tensor:
