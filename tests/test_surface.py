@@ -41,7 +41,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 @pytest.mark.parametrize("extra", ["serve", "export", "ray", "comet"])
 def test_a_missing_extra_names_its_pip_line(extra):
-    with pytest.raises(MissingExtra, match=rf"pip install 'dragoman\[{extra}\]'"):
+    with pytest.raises(MissingExtra, match=rf"pip install '\.\[{extra}\]'"):
         require_extra(f"no_such_module_{extra}", extra, "this")
 
 

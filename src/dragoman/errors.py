@@ -72,5 +72,5 @@ def require_extra(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(
-            f"{purpose} needs the extra '{extra}' ({error}). Install it with: pip install -c constraints.txt '.[{extra}]'"
+            f"{purpose} needs the extra '{extra}' ({error}). Install it with: pip install '.[{extra}]', in the folder of dragoman"
         ) from error

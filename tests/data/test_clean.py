@@ -163,7 +163,7 @@ def test_wrong_language():
 
 def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[langid\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[langid\]'"):
         prepare(config_for(write_corpus(tmp_path), "clean.language=true"))
     assert not (tmp_path / "out").exists()
 

@@ -312,7 +312,7 @@ def test_corpora_of_mtdata(origin, tmp_path, monkeypatch):
         path.write_text(text, encoding="utf-8")
     with monkeypatch.context() as absent:
         absent.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[mtdata\]'"):
+        with pytest.raises(MissingExtra, match=r"pip install '\.\[mtdata\]'"):
             public.find("mtdata:G-zip-1-deu-eng")
     monkeypatch.syspath_prepend(tmp_path / "fake")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"), prepend=":")

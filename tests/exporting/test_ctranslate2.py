@@ -157,7 +157,7 @@ def test_refusals_in_words(checkpoint, tmp_path, monkeypatch):
     with pytest.raises(DragomanError, match="quantization 'int7' is not known; choose one of int8"):
         export(checkpoint, tmp_path / "out", kind="ctranslate2", quantization="int7")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[export\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[export\]'"):
         export(checkpoint, tmp_path / "out", kind="ctranslate2")
     assert not list(tmp_path.iterdir())
 

@@ -222,7 +222,7 @@ def test_the_end_of_an_answer_waits_for_no_acknowledgement():
 
 def test_without_the_extra_a_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtra, match=r"serving needs the extra 'serve'.*pip install 'dragoman\[serve\]'"):
+    with pytest.raises(MissingExtra, match=r"serving needs the extra 'serve'.*pip install '\.\[serve\]'"):
         serve([Path("no/such/model")])
 
 
