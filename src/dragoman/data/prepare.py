@@ -215,13 +215,14 @@ class Preparation:
 
     def cleaned_train(self) -> list[Shard]:
         listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
+        shards = cleaned_before(self.cleaned)
         if not listed.is_file():
-            before = cleaned_before(self.cleaned)
-            names = {shard.name for shard in before}
-            self.shared("cleaning train", before, 0, cleaning, self.cleaned, names, self.config)
+            names = {shard.name for shard in shards}
+            self.shared("cleaning train", shards, 0, cleaning, self.cleaned, names, self.config)
             # Those that lie there: where Ray lost a worker, it may have told of one twice, or of one not at all.
-            runs.write_json(listed, [shard.name for shard in cleaned_before(self.cleaned)])
-        return some_left("train", cleaned_before(self.cleaned))
+            shards = cleaned_before(self.cleaned)
+            runs.write_json(listed, [shard.name for shard in shards])
+        return some_left("train", shards)
 
     def shared(self, stage: str, shards: list[Shard], total: int, tasks: Tasks, *arguments: Any) -> list[Shard]:
         """Have tasks done by the crew; every shard joins `shards` and is told."""

@@ -9,6 +9,7 @@ from torch import nn
 from dragoman.config.schema import Parallel
 from dragoman.parallel.local import Local
 from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.plan import RARELY
 from dragoman.parallel.sharded import Blocks, Sharded
 from dragoman.parallel.strategy import Strategy
 
@@ -17,6 +18,6 @@ def strategy_for(section: Parallel, mesh: Mesh, blocks: Blocks, twin: Callable[[
     """One process has nobody to share with, whatever the strategy."""
     if mesh.world > 1 and section.strategy in ("fsdp", "hybrid"):
         return Sharded(section, mesh, blocks, twin)
-    if mesh.world > 1 and section.strategy in ("local", "streaming"):
+    if mesh.world > 1 and section.strategy in RARELY:
         return Local(section, mesh)
     return Strategy(section, mesh)

@@ -12,6 +12,7 @@ from itertools import permutations
 from dragoman.config import Config
 from dragoman.errors import TrainingError
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
+from dragoman.parallel.plan import RARELY
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 SKEW_SECONDS = 1.0
@@ -168,7 +169,7 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
                 return
     size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"
     chosen = fleet.config.parallel
-    needed = chosen.strategy not in ("local", "streaming") and chosen.wire == "fp32"
+    needed = chosen.strategy not in RARELY and chosen.wire == "fp32"
     if any(host.ended is None for host in fleet.hosts):
         told = f"an all-reduce of {size} did not end within {PROBE_SECONDS:.0f} s"
         yield Finding("stop" if needed else "warning", told, "the network is too slow for ddp")

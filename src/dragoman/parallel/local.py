@@ -63,11 +63,11 @@ class Local(Strategy):
         """The weights as they are now are what is agreed on. What is on its way arrives first: its memory is still written to."""
         for _, future in self.flights.values():
             future.wait()
-        weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
-        self.size = -(-len(weights) // len(self.sent_at))  # of a fragment
-        self.weights = [part.clone() for part in torch.split(weights, self.size)]  # each is replaced by itself
+        fragments = len(self.sent_at)
+        self.size = -(-sum(parameter.numel() for parameter in self.parameters) // fragments)
+        self.weights = [torch.cat([piece for piece, _ in self.pieces(fragment)]) for fragment in range(fragments)]
         self.momentum = [torch.zeros_like(part) for part in self.weights]
-        self.spare = torch.empty_like(weights[: self.size])  # on a CPU fresh memory costs more than what is put there
+        self.spare = torch.empty_like(self.weights[0])  # on a CPU fresh memory costs more than what is put there
         self.flights.clear()
         self.residuals.clear()
 

@@ -157,8 +157,7 @@ class Doors:
     async def translate(
         self, request: Request, served: Served, texts: list[str], beam: int | None, alternatives: int, alignment: bool
     ) -> list[list[Translation]]:
-        """All translations; nothing more is done for a client that has left."""
-        self.check(texts, beam, alternatives)
+        """All translations of what was checked; nothing more is done for a client that has left."""
         wanted = served.request_for(beam=beam)
         if alternatives:
             wanted = served.request_for(beam=max(wanted.beam, alternatives + 1), n_best=alternatives + 1)
@@ -248,6 +247,7 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
     async def translate(asked: TranslateRequest, request: Request) -> TranslateResponse:
         """Translations in the order of the texts; an empty text stays empty. A text may hold several sentences."""
         served = doors.find(asked.model, asked.source, asked.target)
+        doors.check(asked.texts, asked.beam, asked.alternatives)
         found = await doors.translate(request, served, asked.texts, asked.beam, asked.alternatives, asked.alignment)
         details = None
         if asked.alternatives or asked.alignment:

@@ -77,14 +77,15 @@ class Batcher:
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
             # Not before: who is refused costs nothing.
             futures: list[Found] = [Future() for _ in texts]
-            pairs = zip(texts, futures, strict=True)
-            job = Job(wish, deque(pair for pair in pairs if pair[0].strip()), left, left)
+            job = Job(wish, deque(), left, left)
+            for text, future in zip(texts, futures, strict=True):
+                if text.strip():
+                    job.texts.append((text, future))
+                else:
+                    future.set_result([Translation("", 0.0, [])])
             if job.texts:
                 self.jobs.append(job)
             self.changed.notify()
-        for text, future in zip(texts, futures, strict=True):
-            if not text.strip():
-                future.set_result([Translation("", 0.0, [])])
         return job, futures
 
     def wait_for(self, left: int) -> float:
