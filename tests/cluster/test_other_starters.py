@@ -43,6 +43,7 @@ exec bash "$1"
 """
 SCONTROL = """#!/bin/sh
 echo a
+sleep 0.3  # who reads only the first name has left by now
 echo b
 """
 

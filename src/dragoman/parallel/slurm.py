@@ -23,7 +23,8 @@ SCRIPT = """#!/bin/bash
 {options}
 set -euo pipefail
 cd {folder}
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${{HOSTS%%$'\\n'*}}
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT DRAGOMAN_COMMAND={again}
 {interface}
