@@ -3,9 +3,10 @@
     python bench/soak.py --minutes 30          # as root; about half as long again until the last line
 
 The number of steps is what an undisturbed run does in so many minutes. The run must end by itself with the weights of an
-undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time; the step time is that of the same run where nothing
-happened, checkpoints included, as a machine is not equally fast before and after. Beside it stands the goodput of the time in
-which all hosts were there and all links up: steps that wait for every rank cannot go on without one, whatever a restart takes.
+undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time; the step time is the mean of the same run where
+nothing had happened for a while, checkpoints included, as a machine is not equally fast before and after. Beside it stands the goodput
+of the time in which all hosts were there and all links up: steps that wait for every rank cannot go on without one, whatever a
+restart takes.
 A step computes for `--compute` seconds by sleeping, as a host does that waits for its GPU, so that four ranks on a few cores do
 not fight for them; all else is real.
 """
@@ -37,6 +38,7 @@ from support import as_overrides, tiny_config
 
 HOSTS = "abcd"
 LAUNCHER = "e"  # nothing happens to it
+AFTERMATH_SECONDS = 15.0  # in which all is as before: the longest outage, and more than a restart takes
 SLEEP = """
 import time
 from dragoman.training import optim
@@ -138,18 +140,22 @@ def launch(lab: Lab, options: argparse.Namespace, folder: Path, name: str, steps
     return Watched(lab.dragoman(*words, host=LAUNCHER), folder / name, **slow)
 
 
-def step_seconds(watched: Watched) -> float:
-    """Wall time of a step where nothing happens, checkpoints included: the median between rows, most of which are calm."""
+def step_seconds(watched: Watched, faults: list[float]) -> float:
+    """Mean wall time of a step where nothing happens, checkpoints included: between rows with no fault between them nor shortly
+    before. An undisturbed run takes as many of these; the median would leave out what a machine does now and then by itself."""
     rows = [row for row in runs.read_rows(watched.run.metrics) if row["kind"] == "train"]
-    return statistics.median(
-        (later["time"] - row["time"]) / (later["step"] - row["step"]) for row, later in pairwise(rows)
-    )
+    calm = [
+        (later["time"] - row["time"], later["step"] - row["step"])
+        for row, later in pairwise(rows)
+        if not any(row["time"] - AFTERMATH_SECONDS < fault < later["time"] for fault in faults)
+    ]
+    return sum(seconds for seconds, _ in calm) / sum(steps for _, steps in calm)
 
 
 def undisturbed_step(lab: Lab, options: argparse.Namespace, folder: Path) -> float:
     with launch(lab, options, folder, "calibration", 200, 0) as watched:
         assert watched.finish(900) == 0, watched.said
-    return step_seconds(watched)
+    return step_seconds(watched, [])
 
 
 def disturbed(lab: Lab, options: argparse.Namespace, folder: Path, steps: int) -> tuple[Watched, Chaos, float]:
@@ -208,7 +214,7 @@ def main() -> None:
         print(f"undisturbed: {step:.3f} s a step; {steps} steps", file=sys.stderr, flush=True)
         watched, chaos, began = disturbed(lab, options, folder, steps)
         ended = time.time()
-        wall, step = ended - began, step_seconds(watched)
+        wall, step = ended - began, step_seconds(watched, [since for since, *_ in chaos.moments])
         resumed = watched.events("resume")
         lost = [row["lost_steps"] for row in resumed]
         sound = all(runs.damage(path) is None for path in runs.checkpoint_folders(watched.run))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dragoman import runs
 from dragoman.config import Config, load_config
 from dragoman.config.load import toml_value
 
@@ -73,3 +76,16 @@ def dragoman(*arguments: str, check: bool = True, **options: Any) -> subprocess.
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, **options)
     assert not check or result.returncode == 0, result.stderr
     return result
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 300.0) -> None:
+    """Long enough for a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
+        time.sleep(0.02)
+
+
+def started(run: Path) -> bool:
+    """Whether a first step was taken."""
+    return any(row["event"] == "first_step" for row in runs.read_rows(run / "events.jsonl"))

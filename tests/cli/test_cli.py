@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from support import as_overrides, dragoman, tiny_config
+from support import as_overrides, dragoman, started, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli import demo
@@ -131,10 +130,7 @@ def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher):
     config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=100000")
     command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "run" / "telemetry").glob("*")) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(1.0)
+        wait_until(lambda: started(tmp_path / "run"))
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, "what a scheduler takes for an end by its own signal"

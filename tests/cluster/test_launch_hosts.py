@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import started, wait_until
 
 import dragoman
 from dragoman import runs
@@ -74,9 +75,9 @@ class TestMistakes:
         assert "open TCP between the hosts" in line
 
     def test_a_busy_port(self, start, lab):
-        held = "import socket, time; s = socket.create_server(('', 29556)); time.sleep(60)"
-        with subprocess.Popen(lab.command("a", sys.executable, "-c", held)) as holder:
-            time.sleep(1.0)
+        held = "import socket, time; s = socket.create_server(('', 29556)); print(flush=True); time.sleep(600)"
+        with subprocess.Popen(lab.command("a", sys.executable, "-c", held), stdout=subprocess.PIPE) as holder:
+            assert holder.stdout.readline()
             result = subprocess.run(
                 start.words(options=("--port", "29556")),
                 capture_output=True,
@@ -130,18 +131,10 @@ class TestMistakes:
         assert "is not empty and holds no run" in line
 
 
-def wait_for(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert condition()
-
-
 def training(start, tmp_path):
     words = start.words("train.max_steps=100000", "train.log_every=100000")
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list((tmp_path / "run" / "telemetry").glob("*")))
-    time.sleep(1.0)
+    wait_until(lambda: started(tmp_path / "run"))
     return process
 
 
@@ -161,7 +154,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(start, tmp_path):
     with training(start, tmp_path) as process:
         process.kill()
         process.communicate(timeout=60)
-    wait_for(lambda: start.lab.left_behind() == [], 30)
+    wait_until(lambda: start.lab.left_behind() == [])
 
 
 @pytest.mark.cluster
@@ -188,7 +181,7 @@ def test_a_cable_that_is_pulled_for_a_while_costs_a_restart(start, lab, tmp_path
         "train.max_steps=500", "checkpoint.every=50", "train.timeout_seconds=5", options=("--restarts", "3")
     )
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: runs.checkpoint_folders(run))
+        wait_until(lambda: runs.checkpoint_folders(run))
         lab.cut("b")
         time.sleep(8.0)
         lab.mend("b")

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support import wait_until
 
 from dragoman.config.schema import Monitor
 from dragoman.errors import MissingExtra
@@ -30,11 +31,10 @@ def test_the_speed_of_a_fast_card_is_told_and_what_is_no_speed_is_not(monkeypatc
 
 
 def test_samples_arrive_while_the_block_runs(tmp_path):
-    with sampling(tmp_path / "host.jsonl", 0.05, enabled=True):
-        time.sleep(0.5)
-    (file,) = tmp_path.iterdir()
+    with sampling(file := tmp_path / "host.jsonl", 0.05, enabled=True):
+        wait_until(lambda: len(read_rows(file)) >= 2)
+    assert list(tmp_path.iterdir()) == [file]
     rows = read_rows(file)
-    assert len(rows) >= 2
     assert rows[0]["memory_used_bytes"] > 0
     assert isinstance(rows[0]["gpus"], list)
     count = len(rows)
@@ -43,12 +43,15 @@ def test_samples_arrive_while_the_block_runs(tmp_path):
 
 
 def test_a_broken_sensor_does_not_reach_training(tmp_path, monkeypatch):
+    calls = []
+
     def broken():
+        calls.append(1)
         raise RuntimeError("sensor on fire")
 
     monkeypatch.setattr(sampler.host, "sample", broken)
     with sampling(tmp_path / "host.jsonl", 0.01, enabled=True):
-        time.sleep(0.1)
+        wait_until(lambda: len(calls) >= 2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,9 +65,9 @@ def test_one_failing_sample_is_left_out_and_the_next_one_is_taken(tmp_path, monk
         return real()
 
     monkeypatch.setattr(sampler.host, "sample", sometimes)
-    with sampling(tmp_path / "host.jsonl", 0.02, enabled=True):
-        time.sleep(0.4)
-    (file,) = tmp_path.iterdir()
+    with sampling(file := tmp_path / "host.jsonl", 0.02, enabled=True):
+        wait_until(lambda: read_rows(file))
+    assert list(tmp_path.iterdir()) == [file]
     assert 1 <= len(read_rows(file)) <= len(calls) // 2
 
 

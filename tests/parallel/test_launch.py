@@ -14,7 +14,7 @@ import pytest
 import torch
 from faults import Watched
 from safetensors.torch import load_file
-from support import as_overrides, dragoman, tiny_config
+from support import as_overrides, dragoman, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.parallel import agent, cluster, hosts
@@ -156,10 +156,7 @@ def test_ranks_end_with_their_launcher(prepared, tmp_path, number):
         else:
             os.killpg(watched.process.pid, number)
         assert watched.finish() == (-number if number == signal.SIGKILL else 128 + number), watched.said
-        deadline = time.monotonic() + 60
-        while any(map(runs_on, processes)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not [process for process in processes if runs_on(process)]
+        wait_until(lambda: not any(map(runs_on, processes)))
     if number == signal.SIGTERM:
         stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
         assert (stop["event"], stop["reason"]) == ("stop", "terminated")

@@ -1,11 +1,10 @@
 """What is started again and what is not; how long a section may take. The faults themselves are in tests/faults."""
 
 import os
-import time
 from contextlib import contextmanager
 
 import pytest
-from support import as_overrides, dragoman, tiny_config
+from support import as_overrides, dragoman, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli import stages
@@ -101,17 +100,10 @@ def test_ranks_that_do_not_meet_are_noticed(prepared, tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr("dragoman.training.watchdog.STARTING_SECONDS", 0.1)
     monkeypatch.setattr("os._exit", ended.append)
-    failing_to_join(monkeypatch, lambda: until(lambda: ended))
+    failing_to_join(monkeypatch, lambda: wait_until(lambda: ended))
     with pytest.raises(RunError, match="nobody is there"):
         stages.train(tiny_config(prepared.folder, tmp_path / "run", "train.timeout_seconds=1"))
     assert ended[0] == HUNG
-
-
-def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert condition()
 
 
 def test_a_last_checkpoint_that_hangs_is_noticed(prepared, tmp_path, monkeypatch):
@@ -120,7 +112,7 @@ def test_a_last_checkpoint_that_hangs_is_noticed(prepared, tmp_path, monkeypatch
     monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: where.append(dog.where))
 
     def hangs(*arguments):
-        until(lambda: where)
+        wait_until(lambda: where)
         return usual(*arguments)
 
     monkeypatch.setattr(checkpoint, "write", hangs)
@@ -134,8 +126,7 @@ def test_set_up_that_hangs_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("os._exit", ended.append)
     dog = Watchdog(tmp_path / "log" / "stacks", 0.1, lambda section, seconds: told.append(section))
     with dog.watching():
-        while not ended:
-            time.sleep(0.02)
+        wait_until(lambda: ended)
     assert ended[0] == HUNG
     assert told[0] == "start"
     assert "in section 'start'" in dog.stacks.read_text(encoding="utf-8")

@@ -1,6 +1,9 @@
 """What every rank needs, done once a host: ranks are copies of a process that has imported this (`parallel.ranks`)."""
 
+import encodings.idna  # noqa: F401  # of every host name
 from contextlib import suppress
+
+import safetensors.torch  # noqa: F401
 
 from dragoman.cli import main, progress, stages, tell
 

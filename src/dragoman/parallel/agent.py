@@ -175,4 +175,5 @@ class Agent:
         if self.crew:
             self.crew.failed_at = min(self.crew.failed_at, time.monotonic())
             self.crew.reason_known |= request["reason_known"]
+            self.watch()
         return {}

@@ -41,6 +41,7 @@ STOPPED_EVERY = 5  # looks: whether a rank was stopped by a signal (SIGSTOP) cos
 STOPPED_LOOKS = 20  # such ones, two seconds: a rank that stands still so long holds up all others
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.02
+ENDING_SECONDS = 0.2  # for ranks that were killed; most are gone much sooner, and nobody waits for the next look then
 LAST_WORDS_SECONDS = 1.0  # for lines that a rank wrote before it ended
 HUNG = 74  # exit code of a rank that hung
 FAILED = 1  # weight of an outcome that may have another one as its reason
@@ -232,6 +233,9 @@ class Crew:
                 self.count_stopped()
             if self.failed_at < float("inf") and self.had_time() and self.wrote_stacks():
                 self.kill()
+                for process in self.alive():
+                    process.join(ENDING_SECONDS)
+                return None if self.alive() else self.look()
             return None
         for reader in self.readers:
             reader.join(LAST_WORDS_SECONDS)
