@@ -3,10 +3,10 @@
     python bench/soak.py --minutes 30          # as root; about half as long again until the last line
 
 The number of steps is what an undisturbed run does in so many minutes. The run must end by itself with the weights of an
-undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time; the step time is the mean of the same run where
-nothing had happened for a while, checkpoints included, as a machine is not equally fast before and after. Beside it stands the goodput
-of the time in which all hosts were there and all links up: steps that wait for every rank cannot go on without one, whatever a
-restart takes.
+undisturbed one, to the bit. Goodput = steps x undisturbed step time / wall time from the first step to the last; the step time is the
+mean of the same run where nothing happened, checkpoints included, as a machine is not equally fast before and after. A fault
+lasts until it is over and, where it led to a restart, until the first step after it. Beside goodput stands that of the time in which
+all hosts were there and all links up: steps that wait for every rank cannot go on without one, whatever a restart takes.
 A step computes for `--compute` seconds by sleeping, as a host does that waits for its GPU, so that four ranks on a few cores do
 not fight for them; all else is real.
 """
@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from support import as_overrides, tiny_config
 
 HOSTS = "abcd"
 LAUNCHER = "e"  # nothing happens to it
-AFTERMATH_SECONDS = 15.0  # in which all is as before: the longest outage, and more than a restart takes
+AFTERMATH_SECONDS = 1.0  # after which all is as before
 SLEEP = """
 import time
 from dragoman.training import optim
@@ -50,12 +51,19 @@ optim.set_rate = compute
 """
 
 
+@dataclass
+class Fault:
+    name: str
+    since: float
+    until: float = 0.0
+
+
 class Chaos:
     """One fault after the other, while the run goes on."""
 
     def __init__(self, lab: Lab, watched: Watched, dice: random.Random, only: list[str]):
         self.lab, self.watched, self.dice = lab, watched, dice
-        self.moments: list[tuple[float, int, str]] = []  # time, step, what happened then
+        self.happened: list[Fault] = []
         self.outage_seconds = 0.0  # in which a host was away or a link down
         self.faults: dict[str, Callable[[], None]] = {
             "kill a rank": self.kill_rank,
@@ -69,18 +77,21 @@ class Chaos:
 
     def happen(self) -> str:
         name = self.dice.choice(list(self.faults))
-        self.moments.append((time.time(), self.watched.step(), name))
+        self.happened.append(Fault(name, time.time()))
         self.faults[name]()
+        self.happened[-1].until = time.time()
         return name
 
-    def costs(self, ended: float, steps: int, step: float) -> dict[str, dict[str, float]]:
-        """By kind: how many, and the seconds that each took away, until the next fault or the end. Steps are told in tens."""
-        spent: dict[str, list[float]] = defaultdict(list)
-        for (since, at, name), (until, later, _) in pairwise([*self.moments, (ended, steps, "")]):
-            spent[name].append(until - since - (later - at) * step)
-        return {
-            name: {"faults": len(each), "seconds_each": round(statistics.mean(each), 2)} for name, each in spent.items()
-        }
+    def follow(self, first_steps: list[float], ended: float) -> None:
+        """Faults last until the first step after the restart that they led to, if there was one before the next fault."""
+        for fault, later in zip(self.happened, [*(fault.since for fault in self.happened[1:]), ended], strict=True):
+            again = [moment for moment in first_steps if fault.since < moment < later]
+            fault.until = max(fault.until, *again[-1:], fault.since) + AFTERMATH_SECONDS
+
+    def fault_at(self, since: float, until: float) -> str:
+        """The last one in this time; empty where there was none."""
+        names = [fault.name for fault in self.happened if fault.since < until and since < fault.until]
+        return names[-1] if names else ""
 
     def rank(self):
         ranks = self.watched.ranks()
@@ -140,22 +151,36 @@ def launch(lab: Lab, options: argparse.Namespace, folder: Path, name: str, steps
     return Watched(lab.dragoman(*words, host=LAUNCHER), folder / name, **slow)
 
 
-def step_seconds(watched: Watched, faults: list[float]) -> float:
-    """Mean wall time of a step where nothing happens, checkpoints included: between rows with no fault between them nor shortly
-    before. An undisturbed run takes as many of these; the median would leave out what a machine does now and then by itself."""
+Spans = dict[str, list[tuple[float, int]]]  # by fault, or "" for none: seconds and steps between two rows of metrics
+
+
+def spans(watched: Watched, chaos: Chaos | None = None) -> Spans:
     rows = [row for row in runs.read_rows(watched.run.metrics) if row["kind"] == "train"]
-    calm = [
-        (later["time"] - row["time"], later["step"] - row["step"])
-        for row, later in pairwise(rows)
-        if not any(row["time"] - AFTERMATH_SECONDS < fault < later["time"] for fault in faults)
-    ]
-    return sum(seconds for seconds, _ in calm) / sum(steps for _, steps in calm)
+    found: Spans = defaultdict(list)
+    for row, later in pairwise(rows):
+        name = chaos.fault_at(row["time"], later["time"]) if chaos else ""
+        found[name].append((later["time"] - row["time"], later["step"] - row["step"]))
+    return found
+
+
+def step_seconds(found: Spans) -> float:
+    """Mean wall time of a step where nothing happens, checkpoints included: as many of these make an undisturbed run."""
+    return sum(seconds for seconds, _ in found[""]) / sum(steps for _, steps in found[""])
+
+
+def costs(found: Spans, happened: list[Fault], step: float) -> dict[str, dict[str, float]]:
+    """By kind: how many, and the seconds that each took away."""
+    counts = Counter(fault.name for fault in happened)
+    lost = {name: sum(seconds - steps * step for seconds, steps in each) for name, each in found.items()}
+    return {
+        name: {"faults": count, "seconds_each": round(lost.get(name, 0.0) / count, 2)} for name, count in counts.items()
+    }
 
 
 def undisturbed_step(lab: Lab, options: argparse.Namespace, folder: Path) -> float:
     with launch(lab, options, folder, "calibration", 200, 0) as watched:
         assert watched.finish(900) == 0, watched.said
-    return step_seconds(watched, [])
+    return step_seconds(spans(watched))
 
 
 def disturbed(lab: Lab, options: argparse.Namespace, folder: Path, steps: int) -> tuple[Watched, Chaos, float]:
@@ -213,16 +238,19 @@ def main() -> None:
         steps = round(options.minutes * 60 / step)
         print(f"undisturbed: {step:.3f} s a step; {steps} steps", file=sys.stderr, flush=True)
         watched, chaos, began = disturbed(lab, options, folder, steps)
-        ended = time.time()
-        wall, step = ended - began, step_seconds(watched, [since for since, *_ in chaos.moments])
+        ended = watched.events("stop")[-1]["time"]
+        chaos.follow([row["time"] for row in watched.events("first_step")], ended)
+        found = spans(watched, chaos)
+        wall, step = ended - began, step_seconds(found)
+        useful = (steps - 1) * step  # without the first one
         resumed = watched.events("resume")
         lost = [row["lost_steps"] for row in resumed]
         sound = all(runs.damage(path) is None for path in runs.checkpoint_folders(watched.run))
         result = {
             "hosts": len(HOSTS), "minutes": options.minutes, "seed": options.seed, "steps": steps,
-            "undisturbed_step_seconds": round(step, 4), "wall_seconds": round(wall, 1), "goodput": round(steps * step / wall, 4),
-            "outage_seconds": round(chaos.outage_seconds, 1), "goodput_of_the_rest": round(steps * step / (wall - chaos.outage_seconds), 4),
-            "faults": chaos.costs(ended, steps, step), "seconds_between_faults": round(wall / max(1, len(chaos.moments)), 1),
+            "undisturbed_step_seconds": round(step, 4), "wall_seconds": round(wall, 1), "goodput": round(useful / wall, 4),
+            "outage_seconds": round(chaos.outage_seconds, 1), "goodput_of_the_rest": round(useful / (wall - chaos.outage_seconds), 4),
+            "faults": costs(found, chaos.happened, step), "seconds_between_faults": round(wall / max(1, len(chaos.happened)), 1),
             "restarts": watched.said.count("starting again"), "lost_steps": percentiles(list(map(float, lost)), ""),
             "start_seconds": round(statistics.median(row["seconds"] for row in watched.events("first_step")), 2),
             "checkpoints_sound": sound, "left_behind": lab.left_behind(),
