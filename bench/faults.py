@@ -114,6 +114,10 @@ class Watched:
         """Seconds until the launcher said so."""
         return next(at for at, line in self.lines if at >= since and words in line) - since
 
+    def at_the_latest(self, noticed: float) -> float:
+        """When a fault happened that whoever waited for a step before it may have noticed late."""
+        return min([noticed, *(at for at, line in self.lines if "starting again" in line)])
+
     def trained_again(self, since: float) -> float:
         """Seconds until the first step after the next start."""
         return float(self.events("first_step", since=since)[0]["time"]) - since
@@ -121,6 +125,12 @@ class Watched:
     def lost_steps(self, since: float) -> int:
         begun = self.events("start", "resume", since=since)[0]
         return int(begun.get("lost_steps", 0))
+
+    def went_on_from_newest(self, since: float) -> bool:
+        """From the last checkpoint whose writing had ended, or from one that nobody could note any more."""
+        begun = self.events("start", "resume", since=since)[0]
+        written = [row["step"] for row in self.events("checkpoint") if row["time"] <= begun["time"]]
+        return bool(begun["step"] >= max(written, default=0))
 
     def stood_still(self, since: float) -> float:
         """Seconds until training went on, in a run that was not started again: the end of the longest pause."""

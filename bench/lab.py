@@ -104,7 +104,7 @@ class Lab:
 
     def __exit__(self, *error: object) -> None:
         for host in self.hosts:
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + 60.0
             while (left := self.processes(host)) and time.monotonic() < deadline:
                 for pid in left:
                     with suppress(ProcessLookupError):
@@ -172,7 +172,7 @@ class Lab:
 
     def left_behind(self) -> list[int]:
         """Processes in any host, after those that are on their way out have gone."""
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 60.0
         while (left := [pid for host in self.hosts for pid in self.processes(host)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left

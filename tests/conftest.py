@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The same examples every time, so that a red test is about the change at hand. DRAGOMAN_FUZZ=5000 looks for new ones.
 fuzz = int(os.environ.get("DRAGOMAN_FUZZ", "0"))
-settings.register_profile("dragoman", derandomize=not fuzz, max_examples=fuzz or 100)
+settings.register_profile("dragoman", derandomize=not fuzz, max_examples=fuzz or 100, deadline=None)
 settings.load_profile("dragoman")
 
 

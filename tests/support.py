@@ -73,7 +73,7 @@ def as_overrides(config: Config) -> list[str]:
 def dragoman(*arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
     """The real command line, in a process of its own."""
     command = [sys.executable, "-m", "dragoman", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, **options)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800, **options)
     assert not check or result.returncode == 0, result.stderr
     return result
 

@@ -101,7 +101,6 @@ def test_the_bare_step_counts_the_real_tokens_and_its_phases_make_a_step(config,
     assert found["row_fill"] == round(target / slots, 4)
     parts = [found[f"{phase}_seconds"] for phase in ("forward", "backward", "optimizer", "other")]
     assert all(part > 0 for part in parts)
-    assert min(parts[:2]) > found["other_seconds"]
     assert found["mfu"] is None, "the peak of a CPU is not known"
     assert {"matrix products", "attention", "optimizer"} <= found["kinds_ms_per_step"].keys()
     assert found["kernels"][0]["share"] == max(kernel["share"] for kernel in found["kernels"])

@@ -207,4 +207,4 @@ def test_marian_script_tells_scores_against_time(prepared, tmp_path):
 def test_the_cpu_bench_runs():
     found = script("cpu.py", "--pairs", "2000", "--tokens", "256", "--steps", "1", "--rounds", "1")
     speeds = [found["target_tokens_per_s"][name] for name in ("dragoman", "nn.Transformer")]
-    assert found["ratio"] == pytest.approx(speeds[0] / speeds[1], abs=6e-4)  # rounded to three digits
+    assert found["ratio"] == pytest.approx(speeds[0] / speeds[1], rel=0.01, abs=6e-4)  # all are rounded

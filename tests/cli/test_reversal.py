@@ -19,6 +19,8 @@ test_pairs = 100
 [subwords]
 kind = "word"
 [train]
+device = "cpu"
+precision = "fp32"
 max_steps = 800
 batch_tokens = 2048
 [schedule]

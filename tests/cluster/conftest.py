@@ -93,7 +93,7 @@ class Starter:
     lab: Lab
     data: Path
     folder: Path
-    limit: float = 180.0  # seconds
+    limit: float = 300.0  # seconds
 
     def words(
         self, *overrides: str, hosts: str = "a:1,b:1", options: tuple[str, ...] = (), run: str = "run"

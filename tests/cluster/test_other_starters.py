@@ -31,7 +31,7 @@ def test_torchrun_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
             started.append(stack.enter_context(process))
             stack.callback(process.kill)
         for process in started:
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=300)
             assert process.returncode == 0, error
     assert lab.left_behind() == []
     learnt_the_same(tmp_path / "run")

@@ -35,7 +35,7 @@ def ssh(lab, tmp_path):
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
             "LogLevel=ERROR",
-            "ConnectTimeout=5",
+            "ConnectTimeout=60",
         ]
         yield " ".join(
             [
@@ -53,12 +53,12 @@ def ssh(lab, tmp_path):
 
 def test_two_hosts_over_ssh_and_what_ssh_says_about_a_wrong_one(start, ssh, tmp_path):
     words = start.words("train.max_steps=3", options=("--rsh", ssh))
-    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert [entry["host"] for entry in runs.read_json(tmp_path / "run" / "environment.json")["hosts"]]
     assert "[b/1]" in result.stdout or "[a/0] training 3 of 3" in result.stdout
     words = start.words(hosts="a:1,nosuch:1", options=("--rsh", ssh), run="other")
-    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert "host nosuch: cannot be reached (ssh: Could not resolve hostname nosuch" in line

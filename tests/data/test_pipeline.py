@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support import SENTENCES, as_overrides, config_for, dragoman, sentences, write_corpus
+from support import SENTENCES, as_overrides, config_for, dragoman, sentences, wait_until, write_corpus
 
 from dragoman import runs
 from dragoman.config import to_toml
@@ -181,11 +181,14 @@ def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):
 def test_interrupted_from_the_keyboard(corpus):
     """Ctrl-C reaches every process of the terminal: one line, exit code 130, and the next start goes on."""
     slow = corpus / "slow.py"
-    slow.write_text("import time\ndef filter(source, target):\n    time.sleep(0.02)\n", encoding="utf-8")
+    note = f"pathlib.Path({str(corpus)!r}, f'worker-{{os.getpid()}}').touch()"
+    code = f"import os, pathlib, time\ndef filter(source, target):\n    {note}\n    time.sleep(0.02)\n"
+    slow.write_text(code, encoding="utf-8")
     config = config_for(corpus, SHARDS, 'clean.own=["slow:filter"]')
     command = [sys.executable, "-m", "dragoman", "prepare", "tiny", *as_overrides(config), "--workers", "2"]
     with subprocess.Popen(command, cwd=corpus, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         wait_for(corpus / "out.partial", "cleaned-*/train-00001.json")
+        wait_until(lambda: len(list(corpus.glob("worker-*"))) >= 2)  # who still starts has nothing to say in one line
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -213,11 +216,8 @@ def test_interrupted_while_subwords_are_learnt(corpus, monkeypatch, workers):
     assert prepare(config, "test", workers=workers).manifest == expected(corpus)
 
 
-def wait_for(folder, pattern, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < until, pattern
-        time.sleep(0.01)
+def wait_for(folder, pattern):
+    wait_until(lambda: list(folder.glob(pattern)))
 
 
 def test_a_worker_that_is_killed_is_one_line_and_work_goes_on(corpus):
@@ -353,9 +353,8 @@ def test_workers_leave_when_nobody_is_left_to_work_for():
         "print(*Crew(2).results(lambda: [(os.getpid, ())] * 4), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout
-    workers = [psutil.Process(int(number)) for number in set(told.split()) if psutil.pid_exists(int(number))]
     assert told
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    wait_until(lambda: not any(psutil.pid_exists(int(number)) for number in told.split()))
 
 
 def test_on_a_ray_cluster_too(corpus):

@@ -38,9 +38,10 @@ def test_one_fault_and_the_same_end(train_watched, undisturbed, note, what, row)
         watched.wait_for_step(24)
         since = time.time()
         assert watched.finish() == 0, watched.said
+    since = watched.at_the_latest(since)
     assert equal(final_weights(watched.run.path), undisturbed(*STEPS, ranks=ranks))
     lost = watched.lost_steps(since)
-    assert lost <= 10, "nothing is lost beyond the last checkpoint"
+    assert watched.went_on_from_newest(since), "nothing is lost beyond the last checkpoint"
     drift = [(event["ranks"], event["known"]) for event in watched.events("drift")]
     assert drift == ([([1], True)] if kind == "drift" else [])
     (fault,), (resumed,) = watched.events("fault"), watched.events("resume")
@@ -121,7 +122,7 @@ def test_torchrun_starts_again(prepared, tmp_path, undisturbed, note):
         assert watched.finish() == 0, watched.said
     assert equal(final_weights(tmp_path / "run"), undisturbed(*STEPS))
     lost = watched.lost_steps(since)
-    assert lost <= 10, "nothing is lost beyond the last checkpoint"
+    assert watched.went_on_from_newest(since), "nothing is lost beyond the last checkpoint"
     assert [fault["kind"] for fault in watched.events("fault")] == ["silent"], "torchrun tells us nothing"
     note(
         "kill -9 of one rank under torchrun",
@@ -135,7 +136,8 @@ def test_torchrun_starts_again(prepared, tmp_path, undisturbed, note):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.faults)])
 def test_sigterm(train_watched, undisturbed, note, ranks):
-    with train_watched(*STEPS, ranks=ranks) as watched:
+    steps = [*STEPS, "train.max_steps=300"]  # it is not over before the signal comes
+    with train_watched(*steps, ranks=ranks) as watched:
         watched.wait_for_step(15)
         assert {port.laddr.ip for rank in watched.ranks().values() for port in listening(rank)} <= {"127.0.0.1"}
         since = time.time()
@@ -144,10 +146,10 @@ def test_sigterm(train_watched, undisturbed, note, ranks):
         stopped = time.time() - since
     (stop,) = watched.events("stop")
     assert stop["reason"] == "terminated"
-    with train_watched(*STEPS, ranks=ranks, options=("--resume",)) as resumed:
+    with train_watched(*steps, ranks=ranks, options=("--resume",)) as resumed:
         assert resumed.finish() == 0, resumed.said
     assert resumed.lost_steps(since) == 0
-    assert equal(final_weights(watched.run.path), undisturbed(*STEPS, ranks=ranks))
+    assert equal(final_weights(watched.run.path), undisturbed(*steps, ranks=ranks))
     note(
         f"SIGTERM, {ranks} process{'es' if ranks > 1 else ''}",
         "a checkpoint at the next step that all agree on, exit code 143; --resume goes on to the same end",

@@ -41,6 +41,7 @@ def test_a_rank_that_writes_a_checkpoint_finishes_it(outcome, tmp_path, monkeypa
 
 def test_ranks_say_where_they_stand_before_they_are_ended_because_another_hung(outcome, tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "HUNG", 3)
+    monkeypatch.setattr(ranks, "STACKS_SECONDS", 5.0)
     found = outcome("fail", "answer")
     assert (found.rank, found.kind) == (0, "hung")
     assert "pretend.py" in (tmp_path / "stacks").read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ def look(page: str, width: int, tmp_path: Path, *flags: str) -> dict[str, Any]:
     outer = tmp_path / "outer.html"
     outer.write_text(OUTER.format(width=width, page=html.escape(page)), encoding="utf-8")
     command = [browser, *FLAGS, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", outer.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     found = re.search(r"<pre>(.*?)</pre>", dom)
     assert found, dom[:500]
     answer: dict[str, Any] = json.loads(html.unescape(found[1]))

@@ -38,7 +38,7 @@ def serving(folder: Path, every: float = 0.0) -> Iterator[str]:
 
 
 def get(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=300) as answer:
         return answer.read().decode()
 
 

@@ -26,7 +26,7 @@ class Shouter:
 
     def search(self, texts, request, *, split=False, alignment=False):
         self.overlaps += not self.busy.acquire(blocking=False)
-        self.go.wait(10)
+        self.go.wait(120)
         self.batches.append(list(texts))
         self.requests.append(request)
         self.busy.release()

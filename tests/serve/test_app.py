@@ -6,11 +6,11 @@ import asyncio
 import json
 import sys
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from support import wait_until
 
 pytest.importorskip("fastapi")
 
@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.serve.app import all_done
-from dragoman.serve.batcher import Busy
+from dragoman.serve.batcher import Busy, weight
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
 
@@ -337,11 +337,11 @@ def test_what_waits_is_translated_together_and_nobody_starves(client, shouter):
     shouter.go.clear()
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(client.post, "/v1/translate", json={"texts": ["first"]})
-        until(lambda: shouter.busy.locked())
+        wait_until(lambda: shouter.busy.locked())
         waiting = [pool.submit(client.post, "/v1/translate", json={"texts": [f"{n}a", f"{n}b"]}) for n in range(7)]
         other = pool.submit(client.post, "/v1/translate", json={"texts": ["wide"], "beam": 7})
         batcher = client.app.state.doors.served[0].batcher
-        until(lambda: sum(len(job.texts) for job in batcher.jobs) == 15)
+        wait_until(lambda: batcher.waiting_characters == 14 * weight("0a") + weight("wide"))
         assert client.get("/health").json()["status"] == "ok"
         assert "dragoman_waiting_characters" in client.get("/metrics").text
         shouter.go.set()
@@ -353,21 +353,16 @@ def test_what_waits_is_translated_together_and_nobody_starves(client, shouter):
     assert shouter.overlaps == 0
 
 
-def until(condition):
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_when_too_much_waits_requests_are_refused_at_once(make, shouter):
     served = make.behind(shouter, most_wait_seconds=0.001)
     shouter.go.clear()
     with TestClient(make(served)) as client, ThreadPoolExecutor(3) as pool:
         running = pool.submit(client.post, "/v1/translate", json={"texts": ["a" * 20]})
-        until(lambda: shouter.busy.locked() and served.batcher.wait_for(0) == 0)  # longer than it was expected to take
+        wait_until(
+            lambda: shouter.busy.locked() and served.batcher.wait_for(0) == 0
+        )  # longer than it was expected to take
         waiting = pool.submit(client.post, "/v1/translate", json={"texts": ["b" * 15] * 3})
-        until(lambda: served.batcher.waiting_characters > 100)
+        wait_until(lambda: served.batcher.waiting_characters > 100)
         refused = client.post("/v1/translate", json={"texts": ["c"]})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "too many requests are waiting" in refused.json()["detail"]
@@ -396,7 +391,7 @@ def test_a_batch_is_filled_in_turns_and_no_further(make, shouter):
     served = make.behind(shouter, batch_characters=60)
     shouter.go.clear()
     served.batcher.submit(["first"], wish := request_wish(served))
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     futures = [served.batcher.submit([f"{n} a" * 4, f"{n} b" * 4], wish)[1] for n in range(7)]
     shouter.go.set()
     assert all(future.result(10) for both in futures for future in both)
@@ -411,7 +406,7 @@ def test_who_has_begun_counts_in_full(make, shouter):
     batcher = served.batcher
     shouter.go.clear()
     batcher.submit(["x"], wish := request_wish(served))
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     batcher.speed = 1000.0
     begun, _ = batcher.submit(["a" * 480] * 2, wish)
     begun.left -= 500  # a turn later
@@ -443,12 +438,12 @@ def test_the_batch_in_hand_is_waited_for_too(make, shouter):
     served = make.behind(shouter, most_wait_seconds=2.0)
     shouter.go.clear()
     served.batcher.submit(["x" * 80_000], wish := request_wish(served))
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     with pytest.raises(Busy) as busy:
         served.batcher.submit(["short"], wish)
     assert 5 < busy.value.seconds < 16
     shouter.go.set()
-    until(lambda: not served.batcher.in_hand)
+    wait_until(lambda: not served.batcher.in_hand)
     _, taken = served.batcher.submit(["an idle server takes any" * 10_000], wish)
     assert taken[0].result(10)
     served.batcher.close(5)
@@ -458,7 +453,7 @@ def test_one_text_that_fails_fails_alone(make, shouter):
     served = make.behind(shouter)
     shouter.go.clear()
     served.batcher.submit(["first"], wish := request_wish(served))
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     (_, good), (_, bad) = (served.batcher.submit([text], wish) for text in ("good", "crash"))
     shouter.go.set()
     assert good[0].result(10)[0].text == "GOOD"
@@ -487,7 +482,7 @@ def test_a_short_request_is_not_refused_for_a_long_one(make, shouter):
     shouter.go.clear()
     wish = request_wish(served)
     served.batcher.submit(["first"], wish)
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     served.batcher.submit([f"{n:04d}" * 10 for n in range(500)], wish)
     assert served.batcher.waiting_characters / served.batcher.speed > 5
     _, short = served.batcher.submit(["short"], wish)
@@ -539,7 +534,7 @@ def test_what_a_client_left_behind_is_not_translated(make, shouter):
     served = make.behind(shouter)
     shouter.go.clear()
     served.batcher.submit(["first"], wish := request_wish(served))
-    until(lambda: shouter.busy.locked())
+    wait_until(lambda: shouter.busy.locked())
     left, _ = served.batcher.submit(["nobody waits for this"], wish)
     _, stays = served.batcher.submit(["but for this"], wish)
     left.cancel()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import tiny_config
+from support import tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli.stages import train
@@ -25,7 +25,7 @@ from dragoman.training.owner import Claim
 from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
 from dragoman.training.trainer import Trainer
-from dragoman.training.watchdog import Watchdog
+from dragoman.training.watchdog import END, Watchdog
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep_last=9", "train.max_steps=6")
 
@@ -84,27 +84,30 @@ def test_a_slow_disk_changes_nothing(prepared, tmp_path, monkeypatch):
 
 def test_a_disk_that_is_far_too_slow_costs_checkpoints_not_the_run(prepared, tmp_path, monkeypatch):
     """Ranks would give up on one that waits for its disk; the last checkpoint is waited for all the same."""
-    written, hung = checkpoint.write, []
-    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(silent))
+    written, hung, run = checkpoint.write, [], runs.RunFolder(tmp_path / "run")
+    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(dog.where))
+
+    def failures():
+        return [row for row in runs.read_rows(run.events) if row["event"] == "checkpoint_failed"]
 
     def slowly(*arguments):
+        wait_until(failures)  # of the first one, until the second has failed
         time.sleep(4.0)
         return written(*arguments)
 
     monkeypatch.setattr(checkpoint, "write", slowly)
     config = tiny_config(prepared.folder, tmp_path / "run", *EVERY, "train.timeout_seconds=2")
     assert train(config) == "max_steps"
-    run = runs.RunFolder(tmp_path / "run")
     assert [runs.step_of(folder) for folder in runs.checkpoint_folders(run)] == [2, 6]
-    (failure,) = [row for row in runs.read_rows(run.events) if row["event"] == "checkpoint_failed"]
+    (failure,) = failures()
     assert (failure["step"], "raise checkpoint.every" in failure["error"]) == (4, True)
-    assert not hung
+    assert not {"checkpoint", END} & set(hung)
 
 
 def test_a_validation_may_take_longer_than_a_step(prepared, tmp_path, monkeypatch):
     """However many rows of metrics came before it: these are no validations of no length."""
     usual, hung = Trainer.validate, []
-    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(silent))
+    monkeypatch.setattr(Watchdog, "give_up", lambda dog, silent: hung.append(dog.where))
 
     def slowly(trainer):
         time.sleep(4.0)
@@ -113,7 +116,7 @@ def test_a_validation_may_take_longer_than_a_step(prepared, tmp_path, monkeypatc
     monkeypatch.setattr(Trainer, "validate", slowly)
     steps = ("train.max_steps=5", "train.log_every=1", "validation.every=5", "train.timeout_seconds=2")
     assert train(tiny_config(prepared.folder, tmp_path / "run", *steps)) == "max_steps"
-    assert not hung
+    assert "validation" not in hung
 
 
 def test_probes_on_a_full_disk_end_no_run(prepared, tmp_path, monkeypatch):

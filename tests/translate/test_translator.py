@@ -447,6 +447,6 @@ def test_a_conversation(folder):
             os.write(ours, typed)
             assert process.stdout.readline().endswith(b"\n")
         os.write(ours, b"\x04")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert b"One sentence a line" in process.stderr.read()
     os.close(ours)

@@ -40,6 +40,7 @@ LEAVE_SECONDS = 3.0
 SHARE = "put run.folder on a disk that all hosts share"
 EACH_SAVES = "with this strategy every host writes a part of each checkpoint"
 LAST_WORDS = 4  # lines of what the remote shell said
+LAST_WORDS_SECONDS = 2.0  # for them, where something else keeps its pipes open
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ class Host:
         self.words: list[str] = []
         self.asked = 0
         self.writing = threading.Lock()  # beats come from a thread of their own
-        threads = [threading.Thread(target=self.read, args=(inbox,), daemon=True)]
-        threads.append(threading.Thread(target=self.overhear, daemon=True))
-        for thread in threads:
-            thread.start()
+        self.readers = [threading.Thread(target=self.read, args=(inbox,), daemon=True)]
+        self.readers.append(threading.Thread(target=self.overhear, daemon=True))
+        for reader in self.readers:
+            reader.start()
 
     def read(self, inbox: queue.Queue[tuple[Host, Message]]) -> None:
         try:
@@ -136,7 +137,8 @@ class Host:
                     raise self.error(found["error"])
                 return found
             if self.process.poll() is not None and answer.empty():
-                time.sleep(0.2)  # for its last words
+                for reader in self.readers:
+                    reader.join(LAST_WORDS_SECONDS)
                 raise self.unreachable()
         self.process.kill()  # it gets another agent when the run is started again
         raise self.error(f"did not answer within {seconds:.0f} s; is it overloaded, or its file system hanging?")

@@ -25,7 +25,7 @@ from dragoman.parallel.ranks import NURSERY, warm
 NUMBERS = 1 << 22  # about as many as DDP exchanges at once
 OF_ALL_RANKS = 1 << 25  # more than caches hold, as gradients are
 TRIALS = 5
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 def work_seconds(device: torch.device, ranks: int) -> dict[str, float]:

@@ -85,6 +85,7 @@ class Watchdog:
             yield
         finally:
             stopped.set()
+            thread.join(LAST_SECONDS)  # it may be about to end this process
 
     @contextmanager
     def answering(self) -> Iterator[None]:
