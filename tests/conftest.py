@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,3 +32,11 @@ settings.load_profile("dragoman")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     folder = tmp_path_factory.mktemp("prepared") / "data"
     return prepare(tiny_config(folder, folder.parent / "unused"))
+
+
+@pytest.fixture
+def alone_with_ray() -> Iterator[None]:
+    """Ray gives itself half a minute to start, which two of them at once on two cores may not make."""
+    with (Path(tempfile.gettempdir()) / "dragoman-test-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

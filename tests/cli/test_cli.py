@@ -124,6 +124,7 @@ def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
     assert (tmp_path / "run" / "report.md").is_file()
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 @pytest.mark.parametrize("launcher", [["--nproc", "1"], ["--nproc", "2"], ["--nproc", "2", "--engine", "ray"]])
 def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher):
     """SIGTERM in the middle: a checkpoint long before the next row is due, a stop event, and a run that can be resumed."""

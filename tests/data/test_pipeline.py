@@ -15,14 +15,14 @@ import psutil
 import pytest
 from support import SENTENCES, as_overrides, config_for, dragoman, sentences, wait_until, write_corpus
 
-from dragoman import runs
+from dragoman import ray_cluster, runs
 from dragoman.config import to_toml
 from dragoman.data import ray_crew
 from dragoman.data.encode import PreparedData
 from dragoman.data.prepare import prepare
 from dragoman.data.shards import chunks
 from dragoman.data.workers import Crew
-from dragoman.errors import DataError, RunError, Unfinished
+from dragoman.errors import DataError, DragomanError, RunError, Unfinished
 
 SHARDS = "data.shard_pairs=40"  # eight of them
 BAD = [("", "x"), *sentences(1, 250), ("same same same same", "same same same same")]
@@ -357,6 +357,7 @@ def test_workers_leave_when_nobody_is_left_to_work_for():
     wait_until(lambda: not any(psutil.pid_exists(int(number)) for number in told.split()))
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 def test_on_a_ray_cluster_too(corpus):
     """A real one, made on this host, through the command line."""
     pytest.importorskip("ray")
@@ -383,5 +384,18 @@ def test_workers_on_a_ray_cluster_see_paths_from_where_the_command_runs(tmp_path
 def test_a_ray_cluster_that_does_not_answer_is_named(monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(DataError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers there"):
-        ray_crew.RayCrew(1)
+    for start in (lambda: ray_crew.RayCrew(1), ray_cluster.connect):
+        with pytest.raises(DragomanError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers there"):
+            start()
+
+
+def test_ray_that_does_not_start_is_one_line(monkeypatch):
+    """It has no name for a machine that is too busy for it."""
+    ray = pytest.importorskip("ray")
+
+    def busy(**_):
+        raise Exception("The current node timed out during startup.\nThis could happen because")
+
+    monkeypatch.setattr(ray, "init", busy)
+    with pytest.raises(DragomanError, match=r"^Ray does not start: The current node timed out during startup\.$"):
+        ray_cluster.connect()

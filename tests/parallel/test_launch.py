@@ -24,6 +24,7 @@ from dragoman.parallel.ranks import Outcome, kind_of
 SPLIT = ["model.dropout=0.0", "train.max_steps=3", "train.tokens_per_gpu=256"]
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 def test_two_ranks_on_ray_learn_what_one_process_learns_though_one_is_lost(prepared, tmp_path):
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     fault = ["--restarts", "1", "--simulate-fault", "kill:rank=1,step=2"]

@@ -8,29 +8,21 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dragoman import ray_cluster
 from dragoman.data.workers import Crew, Tasks
-from dragoman.errors import DataError, Unfinished, require_extra
+from dragoman.errors import Unfinished, require_extra
 
 
 class RayCrew(Crew):
     """As many workers as the cluster at RAY_ADDRESS has cores, or one made on this host with `size`."""
 
     def __init__(self, size: int | None):
-        self.ray = require_extra("ray", "ray", "--engine ray")
         self.data = require_extra("ray.data", "ray", "--engine ray")
-        address = os.environ.get("RAY_ADDRESS")
-        own = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1", "num_cpus": size}
-        if address:
-            require_answer(address)
-        try:
-            self.ray.init(**({"address": address} if address else own), logging_level="ERROR", log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise DataError(f"Ray does not start: {str(error).splitlines()[0]}") from None
+        self.ray = ray_cluster.connect(size, quiet=True)
         super().__init__(max(1, int(self.ray.cluster_resources().get("CPU", 1))))
         context = self.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
@@ -54,17 +46,6 @@ class RayCrew(Crew):
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return next(self.results(lambda: [(function, arguments)]))
-
-
-def require_answer(address: str) -> None:
-    """Ray itself waits for minutes, without a word."""
-    host, _, port = address.rpartition("://")[2].partition(":")
-    if not port.isdigit():  # "auto", "local"
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise DataError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error})") from None
 
 
 def as_rows(here: str, tasks: Tasks, arguments: tuple[Any, ...]) -> Iterator[dict[str, list[bytes]]]:

@@ -14,8 +14,8 @@ from concurrent import futures
 from operator import itemgetter
 from typing import Any
 
-from dragoman import runs
-from dragoman.errors import TrainingError, require_extra
+from dragoman import ray_cluster, runs
+from dragoman.errors import TrainingError
 from dragoman.parallel.launch import free_port, listening, pause, resumed, stopped_well, worth_another
 from dragoman.parallel.ranks import FAILED, RESTART, STOPS, Outcome, die_with_parent, kind_of
 
@@ -27,14 +27,10 @@ GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worke
 def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, run: runs.RunFolder) -> int:
     """Run `python -m dragoman ARGUMENTS`, which trains in `run`, in several ranks; the cluster is RAY_ADDRESS, or one made on this
     host. The folders of the run file must be visible on every node. Returns the exit code."""
-    ray = require_extra("ray", "ray", "--engine ray")
     storage = run.path.absolute().parent  # for Ray's notes
     storage.mkdir(parents=True, exist_ok=True)
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # paths of the run file start where we are
-    address = os.environ.get("RAY_ADDRESS")
-    # A cluster of our own stays on loopback: Ray asks nobody for a password.
-    place = {"address": address} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    ray.init(**place, logging_level="ERROR")
+    ray = ray_cluster.connect()
     try:
         with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
             desk = ray.remote(num_cpus=0)(Desk).remote()
