@@ -78,10 +78,13 @@ def test_kills_at_random_times(train_watched, undisturbed, note):
                 watched.wait_for(lambda: len(watched.ranks()) == 2, "two ranks")
                 time.sleep(dice.uniform(0.0, 0.4))
                 when["during set-up"] += kill(watched, dice.randrange(2))
-            last = watched.killed_at
-            watched.wait_for(lambda t=last: watched.events("first_step", since=t), f"life after kill {when.total()}")
-            detect.append(watched.detected(last))
-            again.append(watched.trained_again(last))
+            watched.wait_for(lambda: len(watched.events("fault")) == when.total(), f"word of kill {when.total()}")
+            noticed = watched.events("fault")[-1][
+                "time"
+            ]  # a first step before it may be one of ranks that died right then
+            watched.wait_for(lambda t=noticed: watched.events("first_step", since=t), f"life after kill {when.total()}")
+            detect.append(noticed - watched.killed_at)
+            again.append(detect[-1] + watched.trained_again(noticed))
             lost.append(watched.lost_steps(since))
             print(f"kill {when.total()}: again after {again[-1]:.1f} s, {lost[-1]} steps lost", flush=True)
         assert watched.finish(600) == 0, watched.said
