@@ -86,7 +86,7 @@ class Chaos:
         """Faults last until the first step after the restart that they led to, if there was one before the next fault."""
         for fault, later in zip(self.happened, [*(fault.since for fault in self.happened[1:]), ended], strict=True):
             again = [moment for moment in first_steps if fault.since < moment < later]
-            fault.until = max(fault.until, *again[-1:], fault.since) + AFTERMATH_SECONDS
+            fault.until = max([fault.until, *again]) + AFTERMATH_SECONDS
 
     def fault_at(self, since: float, until: float) -> str:
         """The last one in this time; empty where there was none."""
