@@ -12,9 +12,9 @@ from dragoman.report import machine, units
 from dragoman.report.answer import Table
 from dragoman.report.learning_questions import nats
 from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series, starts
-from dragoman.report.read import NotRecorded, RunRecord, column, number, section, text
+from dragoman.report.read import RunRecord, column, known, number, section, text
 from dragoman.report.stats import Estimate, level, spread
-from dragoman.runs import Row, write_json, write_text
+from dragoman.runs import write_json, write_text
 
 LAST = 5  # validations at the end that a run is judged by
 
@@ -65,16 +65,12 @@ def vocabulary(record: RunRecord) -> str | None:
     return f"{size} pieces, {digest[:8]}" if digest else None
 
 
-def last_valid(record: RunRecord) -> Row:
-    return record.valid_rows[-1] if record.valid_rows else {}
-
-
 FACTS: dict[str, Callable[[RunRecord], object]] = {
     "validation sets": valid_text,
     "vocabularies": vocabulary,
     "label smoothings": lambda record: record.config and record.config.train.label_smoothing,
-    "sentences translated": lambda record: last_valid(record).get("bleu_sentences"),
-    "signatures": lambda record: last_valid(record).get("bleu_signature"),
+    "sentences translated": lambda record: record.last_valid.get("bleu_sentences"),
+    "signatures": lambda record: record.last_valid.get("bleu_signature"),
     "target slots a step": lambda record: record.config and record.config.train.batch_tokens,
 }
 """What must be the same in all runs for a comparison to mean anything; None where it is not recorded."""
@@ -83,8 +79,8 @@ FACTS: dict[str, Callable[[RunRecord], object]] = {
 def differing(records: list[RunRecord], *names: str) -> list[str]:
     found = []
     for name in names:
-        known = [value for record in records if (value := FACTS[name](record)) is not None]
-        values = list(dict.fromkeys(map(str, known)))
+        recorded = [value for record in records if (value := FACTS[name](record)) is not None]
+        values = list(dict.fromkeys(map(str, recorded)))
         if len(values) > 1:
             found.append(f"the {name} differ ({' / '.join(values)})")
     return found
@@ -154,11 +150,11 @@ def by_steps(records: list[RunRecord], names: list[str]) -> Contest:
 def by_wall(records: list[RunRecord], names: list[str]) -> Contest:
     """Seconds of wall clock to the validation loss that all runs reached: the fair question when runs differ in everything."""
     curves = [[(number(row, "time"), number(row, "loss")) for row in record.valid_rows] for record in records]
-    known = [[(time, loss) for time, loss in curve if time is not None and loss is not None] for curve in curves]
-    if not all(known) or not all(starts(record) for record in records):
+    timed = [[(time, loss) for time, loss in curve if time is not None and loss is not None] for curve in curves]
+    if not all(timed) or not all(starts(record) for record in records):
         return Contest("Time to the same loss", "lower", [None] * len(records), "not recorded")
-    goal = max(min(loss for _, loss in curve) for curve in known)
-    reached = [next(time for time, loss in curve if loss <= goal) for curve in known]
+    goal = max(min(loss for _, loss in curve) for curve in timed)
+    reached = [next(time for time, loss in curve if loss <= goal) for curve in timed]
     took = [worked_until(record, time) for time, record in zip(reached, records, strict=True)]
 
     def lead(best: int, other: int) -> str:
@@ -182,17 +178,10 @@ def overview(records: list[RunRecord]) -> Table:
         bound,
     )
     rows = [
-        (name, units.count(last_step(record)), *(told(fact, record) for fact in facts))
+        (name, units.count(last_step(record)), *(known(fact, record) or units.NOT_RECORDED for fact in facts))
         for name, record in zip(names_of(records), records, strict=True)
     ]
     return Table(("Run", "Steps", "Wall clock", "Mean step", "Bound by"), rows)
-
-
-def told(fact: Callable[[RunRecord], str], record: RunRecord) -> str:
-    try:
-        return fact(record)
-    except NotRecorded:
-        return units.NOT_RECORDED
 
 
 def bound(record: RunRecord) -> str:

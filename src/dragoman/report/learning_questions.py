@@ -145,7 +145,7 @@ def lowest_level(losses: list[float]) -> float:
 
 def state_evidence(record: RunRecord) -> Evidence:
     rows = []
-    for last in record.valid_rows[-1:]:
+    if last := record.last_valid:
         words = {"loss": "loss {:.3f} nats per target token", "bleu": "BLEU {:.1f}"}
         scores = [said.format(value) for key, said in words.items() if (value := number(last, key)) is not None]
         rows.append((f"Validation at step {last['step']:,}", ", ".join(scores) or units.NOT_RECORDED))
@@ -215,9 +215,8 @@ def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int]
         return "Cannot be told: there is one validation only."
     if has_diverged(record):
         return "No: training diverged, which is another illness."
-    lowest = min(losses)
-    at, rise = steps[losses.index(lowest)], losses[-1] - lowest
-    risen = has_risen(losses)
+    lowest, at = min(zip(losses, steps, strict=True))
+    risen, rise = has_risen(losses), losses[-1] - lowest
     beside = ""
     if found:
         beside = f"; the gap to training data without dropout went from {found.first:.3f} to {found.last:.3f} nats"

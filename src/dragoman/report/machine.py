@@ -326,7 +326,7 @@ def gpus(record: RunRecord, *, training: bool = True) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for (host, place), card in cards(record).items():
         samples = training_samples(record, host) if training else record.telemetry.get(host, [])
-        limits = {key: card.get(key) for key in ("power_limit_watts", "max_sm_clock_mhz", "memory_bytes")}
+        limits = {key: card.get(key) for key in ("power_limit_watts", "max_sm_clock_mhz")}
         seen = [(sections(row, "gpus"), row["time"]) for row in samples]
         if rows := [limits | here[place] | {"time": time} for here, time in seen if place < len(here)]:
             found[f"{host} GPU {place}"] = rows

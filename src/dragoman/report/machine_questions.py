@@ -9,7 +9,7 @@ from dragoman.report.answer import Answer, Evidence, Table
 from dragoman.report.contradictions import bytes_per_s
 from dragoman.report.machine import Traffic, Waits, mean_of
 from dragoman.report.measures import rearranged, rearranged_at
-from dragoman.report.read import NotRecorded, RunRecord, column, number, text
+from dragoman.report.read import NotRecorded, RunRecord, column, known, number, text
 from dragoman.report.stats import Estimate, correlation
 from dragoman.runs import Row
 
@@ -153,10 +153,8 @@ def gpu_row(name: str, rows: list[Row]) -> tuple[str, ...]:
 
 
 def bound_evidence(record: RunRecord) -> Evidence:
-    try:
-        return wait_evidence(machine.waits(record))
-    except NotRecorded:
-        return [("Where the time of a step went", units.NOT_RECORDED)]
+    waits = known(machine.waits, record)
+    return wait_evidence(waits) if waits else [("Where the time of a step went", units.NOT_RECORDED)]
 
 
 def network(record: RunRecord) -> Answer:
@@ -205,10 +203,8 @@ def inside_one_host(record: RunRecord, world: float) -> str:
     """The verdict where nothing can cross a network: ranks may wait for each other's gradients all the same."""
     if world == 1:
         return "No traffic, and no bottleneck: One rank, nothing was exchanged."
-    ranks = f"{units.count(world)} ranks on one host"
-    try:
-        waits = machine.waits(record)
-    except NotRecorded:
+    ranks, waits = f"{units.count(world)} ranks on one host", known(machine.waits, record)
+    if waits is None:
         return f"No traffic: {ranks}, gradients never left it."
     if waits.bound == "exchange":
         return f"No traffic, and no bottleneck in the network: {ranks}; but {bound_words(waits)}."

@@ -68,6 +68,13 @@ def once(function: Callable[Concatenate[RunRecord, Given], Result]) -> Callable[
     return remembered
 
 
+def known(fact: Callable[[RunRecord], Result], record: RunRecord) -> Result | None:
+    """A fact about a run, or None where the record does not say enough."""
+    with suppress(NotRecorded):
+        return fact(record)
+    return None
+
+
 def collected(checks: Iterable[Callable[[RunRecord], Iterable[Result]]], record: RunRecord) -> list[Result]:
     """What all of them find, as far as the record says enough."""
     found: list[Result] = []
@@ -138,6 +145,10 @@ class RunRecord:
     @property
     def last_row(self) -> Row:
         return self.train_rows[-1] if self.train_rows else {}
+
+    @property
+    def last_valid(self) -> Row:
+        return self.valid_rows[-1] if self.valid_rows else {}
 
     @property
     def hosts(self) -> list[Row]:

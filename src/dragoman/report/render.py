@@ -67,13 +67,13 @@ def plain(words: str) -> str:
 @once
 def page(record: RunRecord) -> dict[str, Any]:
     """What both templates show."""
-    given, found = answers(record), findings(record)
+    found = findings(record)
     return {
         "name": record.folder.path.resolve().name,
         "summary": summary(record),
         "status": f"Step {units.count(last_step(record))}: {why_it_stopped(record)}",
         "scores": final_scores(record),
-        "answers": given,
+        "answers": answers(record),
         "findings": found,
         "serious": [finding.title for finding in found if finding.severity == "serious"],
         "probes": probes(record),
@@ -117,7 +117,7 @@ def final_scores(record: RunRecord) -> list[tuple[str, str, str]]:
     for row in {text(row, "test_set"): row for row in record.scores}.values():
         of_what = f"{text(row, 'test_set')}, {text(row, 'sentences')} sentences, beam {text(row, 'beam')}"
         found.append((f"{of_what}, step {units.count(number(row, 'step'))}", section(row, "scores")))
-    for row in record.valid_rows[-1:] if not found else []:
+    if not found and (row := record.last_valid):
         of_what = f"validation at step {row['step']:,}, {units.count(number(row, 'bleu_sentences'), 'sentences')}"
         scores = {name: {"score": row.get(name), "signature": row.get(f"{name}_signature")} for name in names}
         found.append((of_what, scores))

@@ -7,7 +7,7 @@ from dragoman.config.schedule import formula, schedule_end
 from dragoman.report import machine, measures, units
 from dragoman.report.answer import Answer, Evidence
 from dragoman.report.measures import RateCheck, StepTimes, TimeSplit, last_step, series, stop_reason
-from dragoman.report.read import NotRecorded, RunRecord, number
+from dragoman.report.read import RunRecord, known, number
 
 ALONE = "from the step alone, neither from BLEU nor from a plateau"
 
@@ -174,10 +174,9 @@ def first_rows(times: StepTimes) -> Evidence:
 
 def waiting_for_data(record: RunRecord, times: StepTimes) -> tuple[str, str]:
     """As question 4 counts it, where a device's idle time is recorded."""
-    try:
-        return "Share waiting for data", units.percent(machine.waits(record).causes["data"])
-    except NotRecorded:
-        return "Share in which the host waited for data, its device at work or not", units.percent(times.data_share)
+    if waits := known(machine.waits, record):
+        return "Share waiting for data", units.percent(waits.causes["data"])
+    return "Share in which the host waited for data, its device at work or not", units.percent(times.data_share)
 
 
 def step_of_run(record: RunRecord) -> str:
