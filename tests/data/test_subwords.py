@@ -138,6 +138,21 @@ def test_text_that_is_cut_already_gives_the_same_ids_and_plain_translations(tmp_
     assert "▁" not in translation
 
 
+def test_text_that_two_vocabularies_cut_is_joined_by_the_same_two(tmp_path):
+    files = []
+    for side, (key, name) in enumerate((("source", "source.model"), ("target", "vocabulary.model"))):
+        texts = [pair[side] for pair in PAIRS]
+        own = learn([text_of(texts)], Subwords(vocab_size=60), tmp_path / name)
+        for part, some in (("train", texts), ("valid", texts[:20])):
+            path = tmp_path / f"{part}.{key}"
+            path.write_text("".join(cut(own, text) + "\n" for text in some), encoding="utf-8")
+            files.append(f"data.{part}_{key}={path}")
+    options = ["data.corpus=files", "data.tokenized=true", f"subwords.model={tmp_path}/vocabulary.model", *files]
+    data = prepare(tiny_config(tmp_path / "out", tmp_path / "run", "clean.overlap=false", *options))
+    assert data.manifest["valid"]["unknown_tokens"] == 0
+    assert data.text("valid") == PAIRS[:20]
+
+
 def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given_model):
     known = given_model.processor.piece_to_id("▁the")
     assert rows(Cutter(given_model, tokenized=True), ["▁the zzz </s> <pad>"]) == [[known, UNK, UNK, UNK, EOS]]

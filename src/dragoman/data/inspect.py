@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nlargest
 from itertools import groupby, islice, pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from dragoman import runs
 from dragoman.config.schema import Data
 from dragoman.data.clean import DIGIT, LOST, Block, bools, either, text_of
-from dragoman.data.corpus import PARTS, SIDES, Pair, RawPair, Text, raw_pairs
+from dragoman.data.corpus import PARTS, SIDES, Pair, RawPair, raw_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.data.shards import chunks, hashes, read_shards
 from dragoman.data.subwords import UNK
@@ -36,6 +37,7 @@ SAMPLES_PER_REASON = 3
 SUSPICIOUS = 0.7
 LONGEST_SHOWN = 240  # characters
 PERCENTILES = (5, 25, 50, 75, 95, 99)
+SPREAD = ["mean", *(f"{part} %" for part in PERCENTILES), "largest"]
 LENGTH_EDGES = (0, 1, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150)
 RATIO_EDGES = (0, 1 / 3, 1 / 2, 2 / 3, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3)
 URL = re.compile(r"https?://[^\s\"'<>)]+|www\.[^\s\"'<>)]+")
@@ -90,7 +92,7 @@ class Measured:
         self.suspects: list[tuple[float, int, str, str, str]] = []
 
     def add(self, block: Block) -> None:
-        measures = pc.binary_length, words, pc.utf8_length
+        measures = pc.binary_length, partial(pc.count_substring_regex, pattern=r"\S+"), pc.utf8_length
         sizes = [[bools(measure(text)) for text in block.sides] for measure in measures]
         self.sums += np.sum(sizes, axis=2)
         self.sums[0] += len(block)  # line ends
@@ -129,10 +131,6 @@ def measure(pairs: Iterator[Pair], progress: runs.Progress) -> Measured:
     return found
 
 
-def words(text: Text) -> Any:
-    return pc.count_substring_regex(text, r"\S+")
-
-
 def suspicion(source: str, target: str, typical: float) -> tuple[float, str]:
     """How little two sentences look like translations, and why: length, figures, addresses, marks. `typical` is the
     logarithm of the usual ratio of characters."""
@@ -169,7 +167,7 @@ def length_section(found: Measured, names: list[str]) -> Section:
     rows = []
     for what, sides in zip(("words", "characters"), found.lengths, strict=True):
         rows += [[what, name, *spread(side, "{:,.0f}")] for name, side in zip(names, sides, strict=True)]
-    header = ["a sentence has", "", *spread_header()]
+    header = ["a sentence has", "", *SPREAD]
     counts = [np.histogram(side, [*LENGTH_EDGES, np.inf])[0].tolist() for side in found.lengths[0]]
     labels = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(LENGTH_EDGES)]
     bars = [(f"{label} words", list(pair)) for label, *pair in zip([*labels, "150+"], *counts, strict=True)]
@@ -184,11 +182,7 @@ def ratio_section(found: Measured) -> Section:
     labels = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(RATIO_EDGES)]
     bars = [(label, [count]) for label, count in zip([*labels, "over 3"], counts, strict=True)]
     title = "Length ratio, target to source, in characters"
-    return Section(title, spread_header(), [spread(ratios, "{:.2f}")], bars=bars, series=["pairs"])
-
-
-def spread_header() -> list[str]:
-    return ["mean", *(f"{part} %" for part in PERCENTILES), "largest"]
+    return Section(title, SPREAD, [spread(ratios, "{:.2f}")], bars=bars, series=["pairs"])
 
 
 def spread(values: Any, form: str) -> list[str]:
@@ -216,7 +210,7 @@ def vocabulary_sections(data: PreparedData, found: Measured) -> list[Section]:
     title = f"Vocabulary of {' and '.join(f'{size:,}' for size in dict.fromkeys(sizes))} pieces"
     return [
         Section(title, ["", "pieces used", "unknown per 1,000", "subwords a word"], rows),
-        Section("Subwords a sentence", ["", *spread_header()], lengths),
+        Section("Subwords a sentence", ["", *SPREAD], lengths),
     ]
 
 
@@ -227,7 +221,10 @@ def dropped_sections(data: PreparedData) -> list[Section]:
     sections = [Section("Dropped", ["reason", "pairs", "of those read"], rows)]
     corpora = train.get("corpora", {})
     if len(corpora) > 1:
-        by_corpus = [[name, *row] for name, own in corpora.items() for row in [kept(own), *account(own, "dropped")]]
+        by_corpus = []
+        for name, own in corpora.items():
+            rows = [["kept", *share(own["text_pairs"], own)], *account(own, "dropped")]
+            by_corpus += [[name, *row] for row in rows]
         sections.append(Section("By corpus", ["corpus", "", "pairs", "of those read"], by_corpus))
     if repaired := account(train, "repaired"):
         sections.append(Section("Repaired", ["what", "pairs", "of those read"], repaired))
@@ -243,10 +240,6 @@ def dropped_sections(data: PreparedData) -> list[Section]:
 
 def account(counts: runs.Row, what: str) -> list[list[str]]:
     return [[reason, *share(number, counts)] for reason, number in counts.get(what, {}).items()]
-
-
-def kept(counts: runs.Row) -> list[str]:
-    return ["kept", *share(counts["text_pairs"], counts)]
 
 
 def share(number: int, counts: runs.Row) -> list[str]:

@@ -259,7 +259,8 @@ class Preparation:
             return self.sample_steps[sides]
         section, data = self.config.subwords, self.config.data
         unigram, languages = section.kind == "unigram", (data.source_lang, data.target_lang)
-        held = [side for side in sides if unigram or not is_spaced(languages[side])]
+        given = bool(section.model)  # then nothing is learnt, and nothing need be counted
+        held = [side for side in sides if not given and (unigram or not is_spaced(languages[side]))]
         characters = 0
         for shard, of_shard in zip(shards, reasons, strict=True):
             if held:
@@ -279,11 +280,14 @@ class Preparation:
 
     def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [Shard.finished(self.encoded, shard.name) for shard in cleaned]
-        left = [(shard.name, drops) for shard, drops, done in zip(cleaned, reasons, before, strict=True) if not done]
         threads = self.crew.size if len(cleaned) == 1 else 1
-        given = self.encoded, part, self.cleaned, left, self.config, threads
+        left = [
+            (encode_shard, (self.encoded, shard.name, part, self.cleaned, drops, self.config, threads))
+            for shard, drops, done in zip(cleaned, reasons, before, strict=True)
+            if not done
+        ]
         total = sum(shard.pairs for shard in cleaned)
-        return some_left(part, self.shared(f"encoding {part}", [*filter(None, before)], total, encoding, *given))
+        return some_left(part, self.shared(f"encoding {part}", [*filter(None, before)], total, lambda: left))
 
     def tell(self, stage: str, shards: list[Shard], total: int = 0) -> None:
         dropped = sum(shard.dropped.total() for shard in shards)
@@ -305,10 +309,6 @@ def cleaning(stage: Path, before: set[str], config: Config) -> Iterator[Task]:
             if name not in before:  # not asked of the disk: Ray may go through these tasks twice, and counts them
                 yield clean_chunk, (stage, name, corpus, line, raw, config)
             number, line = number + 1, line + len(raw)
-
-
-def encoding(stage: Path, part: str, cleaned: Path, left: list[tuple[str, Reasons]], *how: Any) -> Iterator[Task]:
-    return ((encode_shard, (stage, name, part, cleaned, drops, *how)) for name, drops in left)
 
 
 def learn_from(

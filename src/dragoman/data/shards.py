@@ -176,7 +176,7 @@ def duplicates(stage: Path, shards: list[Shard], config: Config) -> list[Reasons
 
 def seen_before(paths: list[Path], key_name: str, total: int) -> clean.Bools:
     """Which of all keys occur earlier. They are compared in slices of their range, so that memory is bounded."""
-    again = np.zeros(total, dtype=np.bool_)
+    again = np.ones(total, dtype=np.bool_)
     slices = total // KEYS_AT_ONCE + 1
     for number in range(slices):
         places, keys, start = [], [], 0
@@ -185,8 +185,6 @@ def seen_before(paths: list[Path], key_name: str, total: int) -> clean.Bools:
             places.append(inside + start)
             keys.append(part[inside])
             start += len(part)
-        place, key = np.concatenate(places), np.concatenate(keys)
-        order = np.argsort(key, kind="stable")  # equal keys stay in the order of the corpus
-        same = key[order][1:] == key[order][:-1]
-        again[place[order][1:][same]] = True
+        _, first = np.unique(np.concatenate(keys), return_index=True)  # of equal keys, the first in the corpus
+        again[np.concatenate(places)[first]] = False
     return again
