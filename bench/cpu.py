@@ -23,17 +23,15 @@ import torch
 from padded import Plain, sample
 from peers import batch_of, updates
 
-from dragoman import __version__, runs
-from dragoman.benchmark.step import timed_update
+from dragoman import runs
+from dragoman.benchmark.step import begun, timed_update
 from dragoman.benchmark.train import changed
 from dragoman.cli.demo import RUN_FILE
 from dragoman.cli.stages import prepare
 from dragoman.config import Config, load_config
 from dragoman.data.encode import PreparedData
-from dragoman.data.loader import steps
 from dragoman.parallel.mesh import Mesh, pick_device
 from dragoman.training.precision import resolve
-from dragoman.training.trainer import Trainer
 
 PADDED_BATCHES = 200  # different ones
 
@@ -45,11 +43,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = demo_config(Path(folder), options)
         data = prepare(config)
-        sides = {"dragoman": packed(config, data), "nn.Transformer": plain(config, data)}
+        sides = {"dragoman": packed(config, data, Path(folder) / "run"), "nn.Transformer": plain(config, data)}
         chosen = resolve(config.train.precision, pick_device(config.train.device))
         if chosen == "bf16":
-            in_fp32 = changed(config, train={"precision": "fp32"}, run={"folder": str(Path(folder) / "fp32")})
-            sides |= {"dragoman, fp32": packed(in_fp32, data), "nn.Transformer, bf16": plain(config, data, bf16=True)}
+            sides["dragoman, fp32"] = packed(changed(config, train={"precision": "fp32"}), data, Path(folder) / "fp32")
+            sides["nn.Transformer, bf16"] = plain(config, data, bf16=True)
         speeds = compare(sides, options.steps, options.rounds)
     ratio = speeds["dragoman"] / speeds["nn.Transformer"]
     print(f"\n{'':22s}{'target tokens/s':>18s}{'times nn.Transformer':>24s}")
@@ -92,13 +90,10 @@ def compare(sides: dict[str, Update], count: int, rounds: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in measured.items()}
 
 
-def packed(config: Config, data: PreparedData) -> Update:
+def packed(config: Config, data: PreparedData, folder: Path) -> Update:
     """dragoman's own update, put together by the trainer as for a run, its rows packed when they are asked for."""
-    mesh = Mesh(0, 1, 0, pick_device(config.train.device))
-    trainer = Trainer(config, data, mesh, [], __version__, runs.silent)
-    trainer.begin(resume=False)  # finds out how many rows it takes at once
-    wrapped = trainer.strategy.wrap(trainer.objective, compiled=trainer.compiled).train()
-    stream = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
+    trainer = begun(config, data, Mesh(0, 1, 0, pick_device(config.train.device)), folder)
+    wrapped, stream = trainer.wrapped(), trainer.coming_steps()
 
     def update() -> int:
         step = next(stream)
@@ -109,7 +104,7 @@ def packed(config: Config, data: PreparedData) -> Update:
 
 
 def plain(config: Config, data: PreparedData, *, bf16: bool = False) -> Update:
-    update = updates(Plain(config, len(data.vocabulary)).train(), config, pick_device(config.train.device))
+    update = updates(Plain(config, len(data.vocabulary)).train(), config)
     batches = cycle(sample(data.encoded("train"), config.train.batch_tokens, PADDED_BATCHES, config.run.seed))
 
     def update_next() -> int:

@@ -27,15 +27,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import border
 import torch
+from marian import up_to_end
 from rich.console import Console
 from rich.table import Table
-from sentencepiece import sentencepiece_model_pb2 as pieces_format
 
+from dragoman.benchmark.sentences import learn_words
+from dragoman.benchmark.step import synchronize
 from dragoman.config import load_config
-from dragoman.data.corpus import raw_pairs
-from dragoman.data.subwords import Vocabulary
-from dragoman.errors import DragomanError, require_extra
+from dragoman.data.subwords import BOS, EOS, PAD, Vocabulary
+from dragoman.errors import require_extra
 from dragoman.evaluation.evaluate import run_of
 from dragoman.evaluation.metrics import score
 from dragoman.evaluation.sets import test_set
@@ -46,7 +48,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import pick_device
 from dragoman.translate.ct2_engine import CTranslate2Engine
 from dragoman.translate.models import find_model, read_whole
-from dragoman.translate.request import Request
+from dragoman.translate.request import Engine, Request
 from dragoman.translate.torch_engine import TorchEngine
 
 Ids = list[list[int]]
@@ -57,14 +59,7 @@ TYPICAL = 30  # subwords of the sentence whose latency is measured
 # --- what is compared --------------------------------------------------------------------------------------
 
 
-def own(folder: Path, request: Request, device: torch.device) -> Search:
-    model, _, _ = read_whole(folder)
-    engine = TorchEngine(model.to(device))
-    return lambda sources: [found[0].ids for found in engine.search(sources, [[]] * len(sources), request)]
-
-
-def ctranslate2(folder: Path, vocabulary: Vocabulary, request: Request, threads: int) -> Search:
-    engine = CTranslate2Engine(folder, vocabulary, threads=threads)
+def own(engine: Engine, request: Request) -> Search:
     return lambda sources: [found[0].ids for found in engine.search(sources, [[]] * len(sources), request)]
 
 
@@ -81,27 +76,20 @@ def hugging_face(folder: Path, request: Request, device: torch.device) -> Search
     @torch.inference_mode()
     def search(sources: Ids) -> Ids:
         width = max(map(len, sources))
-        ids = torch.tensor([source + [0] * (width - len(source)) for source in sources], device=device)
+        ids = torch.tensor([source + [PAD] * (width - len(source)) for source in sources], device=device)
         found = model.generate(
             input_ids=ids,
-            attention_mask=(torch.arange(width) < torch.tensor([[len(source)] for source in sources]))
-            .long()
-            .to(device),
+            attention_mask=(ids != PAD).long(),
             num_beams=request.beam,
             length_penalty=request.length_penalty,
             early_stopping=True,
             do_sample=False,
             max_new_tokens=width + request.extra_length,
-            bad_words_ids=[[0], [2]],
+            bad_words_ids=[[PAD], [BOS]],
         )
-        return [without_marks(row) for row in found.tolist()]
+        return [up_to_end(row[1:]) for row in found.tolist()]
 
     return search
-
-
-def without_marks(row: list[int]) -> list[int]:
-    row = row[1:]
-    return row[: row.index(1)] if 1 in row else row
 
 
 # --- measures ----------------------------------------------------------------------------------------------
@@ -117,12 +105,12 @@ def throughput(search: Search, sources: Ids, size: int, device: torch.device, ti
                 search([sources[index] for index in batch])
     else:
         search([sources[index] for index in split[-1]])
-    wait(device)
+    synchronize(device)
     start, found = time.perf_counter(), [[] for _ in sources]
     for batch in split:
         for index, ids in zip(batch, search([sources[index] for index in batch]), strict=True):
             found[index] = ids
-    wait(device)
+    synchronize(device)
     return sum(len(ids) + 1 for ids in found) / (time.perf_counter() - start), found
 
 
@@ -133,14 +121,9 @@ def latency(search: Search, sources: Ids, device: torch.device, times: int) -> f
     for _ in range(times + 3):
         start = time.perf_counter()
         search([chosen])
-        wait(device)
+        synchronize(device)
         took.append(1000 * (time.perf_counter() - start))
     return statistics.median(took[3:])
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def cold(folder: Path) -> float:
@@ -155,28 +138,16 @@ def cold(folder: Path) -> float:
 
 
 def random_folder(preset: str, folder: Path) -> Path:
-    """A model of random weights, with pieces that mean nothing."""
+    """A model of random weights, with words that mean nothing."""
     config = load_config(preset)
-    size = config.subwords.vocab_size
-    proto, kind = pieces_format.ModelProto(), pieces_format.ModelProto.SentencePiece
-    for index in range(size):
-        special = {
-            0: ("<pad>", kind.CONTROL),
-            1: ("</s>", kind.CONTROL),
-            2: ("<s>", kind.CONTROL),
-            3: ("<unk>", kind.UNKNOWN),
-        }
-        piece, type_ = special.get(index, (f"▁w{index}", kind.NORMAL))
-        proto.pieces.add(piece=piece, score=-float(index), type=type_)
-    spec = proto.trainer_spec
-    spec.pad_id, spec.eos_id, spec.bos_id, spec.unk_id, spec.vocab_size = 0, 1, 2, 3, size
-    (folder / "pieces").mkdir(parents=True)
-    (folder / "pieces" / "vocabulary.model").write_bytes(proto.SerializeToString())
+    size, words = config.subwords.vocab_size, folder / "words" / "vocabulary.model"
+    words.parent.mkdir(parents=True)
+    learn_words(size, words)
     model = Transformer(config.model, size)
     model.init_weights(1)
     searched = config.translate.model_copy(update={"extra_length": 1})  # nothing ends by itself
     description = Description(config.model, size, "en", "de", searched)
-    write_model(folder, model.state_dict(), description, folder / "pieces" / "vocabulary.model")
+    write_model(folder, model.state_dict(), description, words)
     return folder
 
 
@@ -184,22 +155,16 @@ def drawn(count: int, vocabulary: int) -> Ids:
     """Lengths as in news: 28 subwords on average, a long tail."""
     draw = random.Random(1)
     lengths = [min(120, max(3, round(draw.lognormvariate(3.2, 0.5)))) for _ in range(count)]
-    return [[draw.randrange(4, vocabulary) for _ in range(length)] + [1] for length in lengths]
+    return [[*(draw.randrange(4, vocabulary) for _ in range(length)), EOS] for length in lengths]
 
 
-def sentences(options: argparse.Namespace, folder: Path, vocabulary: Vocabulary) -> tuple[Ids, list[str], list[str]]:
+def sentences(options: argparse.Namespace, vocabulary: Vocabulary) -> tuple[Ids, list[str], list[str]]:
     """Sources as ids; texts and references where there are some."""
     if not options.model:
         return drawn(options.sentences, len(vocabulary)), [], []
-    if options.source:
-        pairs = list(raw_pairs(Path(options.source), Path(options.reference)))
-    else:
-        _, pairs = test_set(run_of(Path(options.model)), None, None, None, ("", ""))
-    pairs = pairs[: options.sentences]
-    decoded = [[str(side.decode()) if isinstance(side, bytes) else side for side in pair] for pair in pairs]
-    return vocabulary.source.encode([pair[0] for pair in decoded]), *(
-        [pair[side] for pair in decoded] for side in (0, 1)
-    )
+    _, pairs = test_set(run_of(Path(options.model)), options.source, options.reference, None, ("", ""))
+    texts, references = ([pair[side] for pair in pairs[: options.sentences]] for side in (0, 1))
+    return vocabulary.source.encode(texts), texts, references
 
 
 # --- the story ---------------------------------------------------------------------------------------------
@@ -214,7 +179,7 @@ def main() -> None:
         scratch = Path(temporary)
         folder = find_model(Path(options.model)) if options.model else random_folder(options.preset, scratch / "random")
         vocabulary = read_whole(folder)[2]
-        sources, texts, references = sentences(options, folder, vocabulary)
+        sources, texts, references = sentences(options, vocabulary)
         request = Request(beam=options.beam, extra_length=50 if options.model else 1)
         rows: dict[str, dict[str, Any]] = {}
         for name, search in systems(folder, vocabulary, request, device, scratch, options):
@@ -236,25 +201,14 @@ def main() -> None:
         if device.type == "cpu" and "ctranslate2" in options.systems:
             facts["cold_seconds"] = cold_start(folder, scratch)
     tell(rows, options)
-    peer, ours = rows.get("hugging face"), rows[best_of(rows)]
-    if peer:
-        facts["ratio_throughput"] = round(ours["best"] / peer["best"], 2)
-        facts["ratio_latency"] = round(
-            peer["latency_ms"] / min(row["latency_ms"] for row in rows.values() if row is not peer), 2
-        )
+    peer = rows.get("hugging face")
+    ours = [row for row in rows.values() if row is not peer]
+    if peer and ours:
+        facts["ratio_throughput"] = round(max(row["best"] for row in ours) / peer["best"], 2)
+        facts["ratio_latency"] = round(peer["latency_ms"] / min(row["latency_ms"] for row in ours), 2)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{options.threads} CPU threads"
-    facts |= {
-        "bench": "decode",
-        "device": name,
-        "beam": options.beam,
-        "sentences": len(sources),
-        "torch": torch.__version__,
-    }
-    print(json.dumps(facts | {"systems": rows}, ensure_ascii=False))
-
-
-def best_of(rows: dict[str, dict[str, Any]]) -> str:
-    return max((name for name in rows if name != "hugging face"), key=lambda name: rows[name]["best"])
+    facts |= {"bench": "decode", "device": name, "beam": options.beam, "sentences": len(sources)}
+    print(json.dumps(facts | {"torch": torch.__version__, "systems": rows}, ensure_ascii=False))
 
 
 def systems(
@@ -269,29 +223,22 @@ def systems(
     if "hugging face" in options.systems:
         yield "hugging face", hugging_face(folder, request, device)
     if "torch" in options.systems:
-        yield "torch", own(folder, request, device)
+        yield "torch", own(TorchEngine(read_whole(folder)[0].to(device)), request)
     for kind in options.types if device.type == "cpu" and "ctranslate2" in options.systems else []:
         out = export(folder, scratch / kind, kind="ctranslate2", quantization=kind)
-        yield f"ctranslate2-{kind}", ctranslate2(out, vocabulary, request, options.threads)
+        yield f"ctranslate2-{kind}", own(CTranslate2Engine(out, vocabulary, threads=options.threads), request)
 
 
 def cold_start(folder: Path, scratch: Path) -> float:
-    out = (
-        scratch / "int8"
-        if (scratch / "int8").exists()
-        else export(folder, scratch / "int8", kind="ctranslate2", quantization="int8")
-    )
+    out = scratch / "int8"
+    if not out.exists():
+        export(folder, out, kind="ctranslate2", quantization="int8")
     return round(min(cold(out) for _ in range(3)), 2)
 
 
 def tell(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
-    table = Table(
-        f"beam {options.beam}, target tokens/s",
-        *(f"batch {size}" for size in options.batches),
-        "latency",
-        "BLEU",
-        "against hugging face",
-    )
+    batches = [f"batch {size}" for size in options.batches]
+    table = Table(f"beam {options.beam}, target tokens/s", *batches, "latency", "BLEU", "against hugging face")
     peer = rows.get("hugging face", {}).get("best")
     for name, row in rows.items():
         sizes = [f"{row[f'batch_{size}']:,.0f}" if f"batch_{size}" in row else "-" for size in options.batches]
@@ -324,8 +271,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/decode.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

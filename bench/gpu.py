@@ -84,8 +84,8 @@ def last_line(command: list[str], seconds: int, log: Path) -> str:
             ).returncode
         except subprocess.TimeoutExpired:
             return f"not done after {seconds} s"
-    said = log.read_text(encoding="utf-8").strip().splitlines()
-    return f"ended with code {code}: {said[-1] if said else ''}" if code else said[-1]
+    last = log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+    return f"ended with code {code}: {last}" if code else last
 
 
 def main() -> None:

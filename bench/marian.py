@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import border
 import numpy as np
 import psutil
 import torch
-from padded import Padded, arithmetic, groups, padded, smoothed_loss
+from padded import Padded, arithmetic, groups, padded, smoothed_loss, update
 from torch import Tensor, nn
 
 from dragoman.config import Config, load_config
@@ -32,7 +32,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.data.encode import Encoded, PreparedData
 from dragoman.data.loader import prefetched
 from dragoman.data.subwords import BOS, EOS, PAD, Vocabulary
-from dragoman.errors import ConfigError, DataError, DragomanError, require_extra
+from dragoman.errors import ConfigError, DataError, require_extra
 from dragoman.evaluation.metrics import score
 from dragoman.parallel.mesh import pick_device
 from dragoman.training import optim
@@ -113,25 +113,14 @@ class Training:
         self.model = build(config, len(data.vocabulary)).to(self.device)
         self.objective = MarianLoss(self.model, config.train.label_smoothing, options.compile).train()
         self.optimizer = optim.build(self.model, config.train)
-        self.clip_norm, self.rate = config.train.clip_norm, learning_rate(config)
-        self.limit, self.compiled_at = 60 * options.minutes, 0.0
+        self.rate, self.limit, self.compiled_at = learning_rate(config), 60 * options.minutes, 0.0
         self.step = self.target_tokens = 0
         self.seconds = time.time() - psutil.Process().create_time()
         self.loss_sum = torch.zeros((), device=self.device)
 
-    def arithmetic(self) -> Any:
-        return arithmetic(self.config, self.device)
-
     def update(self, batch: Padded) -> None:
         optim.set_rate(self.optimizer, self.rate(int(self.share * (self.config.train.max_steps - 1))))
-        with self.arithmetic():
-            loss = self.objective(*batch.to(self.device).tensors())
-        loss.backward()
-        if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss_sum += loss.detach()
+        self.loss_sum += update(self.objective, self.optimizer, self.config, batch.to(self.device))
         self.step += 1
         self.target_tokens += batch.target_tokens
 
@@ -178,8 +167,7 @@ def translated(training: Training, vocabulary: Vocabulary, texts: list[str], bea
     ids = [[*row[: LONGEST - 1][:-1], EOS] for row in vocabulary.encode(texts)]
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
     found: list[list[int]] = [[] for _ in ids]
-    eagerly = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
-    with eagerly, training.arithmetic():
+    with torch.compiler.set_stance("force_eager"), arithmetic(training.config, training.device):
         for at in range(0, len(order), max(1, size // beam)):
             chosen = order[at : at + max(1, size // beam)]
             for index, row in zip(chosen, generated(training, [ids[index] for index in chosen], beam), strict=True):
@@ -286,10 +274,7 @@ def lines(path: Path) -> list[str]:
 def line(training: Training, loss: float, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     bleus = {name: result["bleu"] for name, result in found.items()}
     told = ", ".join(f"{name} BLEU {bleu:.2f}" for name, bleu in bleus.items())
-    print(
-        f"{training.seconds:.0f} s, step {training.step:,}: loss {loss:.3f}, {told or 'no sets'}",
-        flush=True,
-    )
+    print(f"{training.seconds:.0f} s, step {training.step:,}: loss {loss:.3f}, {told or 'no sets'}", flush=True)
     evaluation = round(sum(result["seconds"] for result in found.values()), 1)
     return {
         "train_seconds": round(training.seconds, 1), "step": training.step, "target_tokens": training.target_tokens,
@@ -320,8 +305,4 @@ def figures(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/marian.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

@@ -21,18 +21,15 @@ from pathlib import Path
 
 from torch import nn
 
-from dragoman import __version__, runs
 from dragoman.benchmark.sentences import opened
-from dragoman.benchmark.step import synchronize
-from dragoman.benchmark.train import changed
+from dragoman.benchmark.step import begun, one_update, synchronize
 from dragoman.config import load_config
-from dragoman.data.loader import Step, prefetched, steps
+from dragoman.data.loader import Step, prefetched
 from dragoman.monitor import gpu, host
 from dragoman.monitor.sampler import sampling
 from dragoman.parallel.mesh import joined
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
 from dragoman.training.spans import Clock
-from dragoman.training.step import update
 from dragoman.training.trainer import Trainer
 from dragoman.training.validate import validation_loss
 from dragoman.training.window import Window
@@ -51,14 +48,10 @@ def main() -> None:
     options = parse()
     config = load_config(options.run_file, options.overrides)
     with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
-        trainer = Trainer(
-            changed(config, run={"folder": str(folder / "run")}), data, mesh, [], __version__, runs.silent
-        )
-        trainer.begin(resume=False)
+        trainer = begun(config, data, mesh, folder / "run")
         wrapped = trainer.wrapped()
         time_exchanges(wrapped)  # DDP's timers cannot be turned off again; they wait in one step of TIMED_EVERY
-        source = steps(trainer.train_data, trainer.packing, trainer.share, trainer.state.position)
-        with closing(prefetched(source, pin=mesh.device.type == "cuda")) as stream:
+        with closing(prefetched(trainer.coming_steps(), pin=mesh.device.type == "cuda")) as stream:
             block(trainer, wrapped, stream, options.steps, measured=True)  # warms up, and compiles
             ratios, seconds = [], []
             for turn in range(options.rounds):
@@ -79,18 +72,17 @@ def main() -> None:
 
 def block(trainer: Trainer, wrapped: nn.Module, stream: Iterator[Step], count: int, *, measured: bool) -> float:
     """Seconds a step, as the trainer takes them."""
-    config, mesh, state = trainer.config, trainer.mesh, trainer.state
+    mesh = trainer.mesh
     with tempfile.TemporaryDirectory() as folder, sampling(Path(folder) / "host.jsonl", 1.0, enabled=measured):
         synchronize(mesh.device)
         start = time.perf_counter()
-        window = Window(mesh, config.train.clip_norm) if measured else None
+        window = Window(mesh, trainer.config.train.clip_norm) if measured else None
         clock = window.clock if window else Silent(mesh.device)
         for number in range(count):
             clock.mark("other")
             step = next(stream)
             clock.mark("idle")
-            how = (trainer.strategy, config.train, trainer.arithmetic, config.run.seed, clock)
-            loss, norm = update(state, wrapped, step, *how)
+            loss, norm = one_update(trainer, wrapped, step, clock)
             if window:
                 window.add(loss, norm, step.source_tokens, step.target_tokens, step.slots)
                 if number % TIMED_EVERY == 0 and (spent := exchange_seconds(wrapped)):
@@ -108,14 +100,15 @@ def price(trainer: Trainer, step: float, log_every: int, interval: float) -> dic
     mark, sample, read = cost(lambda: clock.mark("other")), cost(host.sample, 20), cost(cards.sample, 20)
     traffic, close = cost(host.traffic, 20), closing_cost(trainer)
     known, between = slice_cost(trainer), trainer.config.validation.every
-    return {
-        f"{MARKS + 2} marks of the clock, every step": (mark * (MARKS + 2), mark * (MARKS + 2) / step),
-        "a sample of the host, every second": (sample, sample / interval),
-        f"a sample of {len(cards.cards)} GPUs, every second": (read, read / interval),
-        f"bytes of the interfaces, every {log_every} steps": (2 * traffic, 2 * traffic / (log_every * step)),
-        f"sums and spans of all ranks, every {log_every} steps": (close, close / (log_every * step)),
-        f"loss of a slice of training data, every {between} steps": (known, known / (between * step)),
+    parts = {  # seconds of a call, and between two of them
+        f"{MARKS + 2} marks of the clock, every step": (mark * (MARKS + 2), step),
+        "a sample of the host, every second": (sample, interval),
+        f"a sample of {len(cards.cards)} GPUs, every second": (read, interval),
+        f"bytes of the interfaces, every {log_every} steps": (2 * traffic, log_every * step),
+        f"sums and spans of all ranks, every {log_every} steps": (close, log_every * step),
+        f"loss of a slice of training data, every {between} steps": (known, between * step),
     }
+    return {name: (spent, spent / every) for name, (spent, every) in parts.items()}
 
 
 def closing_cost(trainer: Trainer) -> float:

@@ -28,7 +28,10 @@ PERCENTILES = (0, 5, 25, 50, 75, 95, 100)  # over the steps of an epoch
 
 def main() -> None:
     options = parse()
-    source, target = real_lengths(options) if options.files else drawn_lengths(options)
+    if options.files:
+        source, target = real_lengths(options)
+    else:
+        source, target = draw_lengths(options.pairs, options.width - 1, np.random.default_rng(0))
     fits = (source <= options.width) & (target <= options.width)
     source, target = source[fits], target[fits]
     start = time.perf_counter()
@@ -57,10 +60,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=16_384)
     parser.add_argument("--pairs", type=int, default=200_000)
     return parser.parse_args()
-
-
-def drawn_lengths(options: argparse.Namespace) -> tuple[Ints, Ints]:
-    return draw_lengths(options.pairs, options.width - 1, np.random.default_rng(0))
 
 
 def real_lengths(options: argparse.Namespace) -> tuple[Ints, Ints]:

@@ -119,6 +119,18 @@ def arithmetic(config: Config, device: torch.device) -> AbstractContextManager[o
     return nullcontext() if plain else torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def update(module: nn.Module, optimizer: torch.optim.Optimizer, config: Config, batch: Padded) -> Tensor:
+    """What one writes around a module that returns its mean loss; returns that, still on the device."""
+    with arithmetic(config, batch.source.device):
+        loss = module(*batch.tensors())
+    loss.backward()
+    if config.train.clip_norm:
+        nn.utils.clip_grad_norm_(module.parameters(), config.train.clip_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
 def smoothed_loss(logits: Tensor, target_out: Tensor, smoothing: float) -> Tensor:
     """The mean over real tokens; autocast computes it in fp32."""
     return F.cross_entropy(logits.flatten(0, 1), target_out.flatten(), ignore_index=PAD, label_smoothing=smoothing)

@@ -28,9 +28,10 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
+import border
 import torch
 from marian import MarianLoss, build
-from padded import Padded, Plain, arithmetic, sample
+from padded import Padded, Plain, sample, update
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -110,14 +111,14 @@ def padded_speed(module: nn.Module, config: Config, data: PreparedData, size: Si
     device = pick_device(config.train.device)
     chosen = sample(data.encoded("train"), size.tokens, options.batches, config.run.seed, size.multiple)
     batches = [batch.to(device) for batch in chosen]
-    update = updates(module.to(device).train(), config, device)
+    take = updates(module.to(device).train(), config)
     for batch in batches:
-        update(batch)
+        take(batch)
     set_aside()
     synchronize(device)
     start, done = time.perf_counter(), 0
     for batch in islice(cycle(batches), options.batches):
-        update(batch)
+        take(batch)
         done += batch.target_tokens
         if time.perf_counter() - start > options.seconds:
             break
@@ -125,21 +126,11 @@ def padded_speed(module: nn.Module, config: Config, data: PreparedData, size: Si
     return done / (time.perf_counter() - start)
 
 
-def updates(module: nn.Module, config: Config, device: torch.device) -> Callable[[Padded], None]:
-    """The update of a module that returns its mean loss."""
+def updates(module: nn.Module, config: Config) -> Callable[[Padded], object]:
+    """The update of a module that returns its mean loss, always at the same rate."""
     optimizer = optim.build(module, config.train)
     optim.set_rate(optimizer, 1e-4)
-
-    def update(batch: Padded) -> None:
-        with arithmetic(config, device):
-            loss = module(*batch.tensors())
-        loss.backward()
-        if config.train.clip_norm:
-            nn.utils.clip_grad_norm_(module.parameters(), config.train.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return update
+    return partial(update, module, optimizer, config)
 
 
 # --- the story ---------------------------------------------------------------------------------------------
@@ -257,8 +248,4 @@ def results(speeds: Speeds, best: Best) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/peers.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

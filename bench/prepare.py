@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -53,9 +53,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         text_bytes = write_text(folder, options)
-        with PeakMemory() as memory:
+        with peak_memory() as peaks:
             stages, data = timed_prepare(folder, options)
-        figures = measured(stages, data, text_bytes, memory, options)
+        figures = measured(stages, data, text_bytes, peaks, options)
         figures |= against_bare(data, stages["encoding train"], options.workers)
         figures |= against_usual(folder, data, without_learning(stages), options.peer_pairs)
     finally:
@@ -105,31 +105,26 @@ def endless(files: list[Path]) -> Iterator[tuple[bytes, bytes]]:
 # --- ours ----------------------------------------------------------------------------------------------------
 
 
-class PeakMemory:
+@contextmanager
+def peak_memory() -> Iterator[dict[int, int]]:
     """The most resident memory that this process and each of its children ever had, looked at ten times a second."""
+    peaks: dict[int, int] = {}  # by the number of the process, this one first
+    leave = threading.Event()
 
-    def __init__(self) -> None:
-        self.peaks: dict[int, int] = {}
-        self.leave = threading.Event()
-        self.thread = threading.Thread(target=self.watch)
-
-    def __enter__(self) -> PeakMemory:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave.set()
-        self.thread.join()
-
-    def watch(self) -> None:
+    def watch() -> None:
         me = psutil.Process()
-        while not self.leave.wait(0.1):
+        while not leave.wait(0.1):
             for process in [me, *me.children(recursive=True)]:
-                try:
-                    resident = process.memory_info().rss
-                except psutil.Error:
-                    continue
-                self.peaks[process.pid] = max(self.peaks.get(process.pid, 0), resident)
+                with suppress(psutil.Error):
+                    peaks[process.pid] = max(peaks.get(process.pid, 0), process.memory_info().rss)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        leave.set()
+        thread.join()
 
 
 class Spent(NamedTuple):
@@ -179,10 +174,10 @@ def without_learning(stages: dict[str, Spent]) -> Spent:
 
 
 def measured(
-    stages: dict[str, Spent], data: PreparedData, text_bytes: int, memory: PeakMemory, options: argparse.Namespace
+    stages: dict[str, Spent], data: PreparedData, text_bytes: int, peaks: dict[int, int], options: argparse.Namespace
 ) -> dict[str, object]:
     total, train = sum(stage.seconds for stage in stages.values()), data.manifest["train"]
-    main, *workers = memory.peaks.values()
+    main, *workers = peaks.values()
     return {
         "bench": "prepare",
         "workers": options.workers,

@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import border
 from rich.console import Console
 from rich.table import Table
 
-from dragoman.errors import DragomanError
 from dragoman.evaluation.evaluate import run_of
 from dragoman.evaluation.metrics import score
 from dragoman.evaluation.sets import test_set
@@ -72,14 +72,8 @@ def main() -> None:
 def tell(name: str, rows: dict[str, dict[str, Any]]) -> None:
     table = Table(f"weights ({name})", "computed as", "model.bin, MB", "BLEU", "lost", "seconds")
     for kind, row in rows.items():
-        values = (
-            row["computed_as"],
-            row.get("megabytes", "-"),
-            f"{row['score']:.2f}",
-            row.get("lost", "-"),
-            row["seconds"],
-        )
-        table.add_row(kind, *map(str, values))
+        size, lost = str(row.get("megabytes", "-")), str(row.get("lost", "-"))
+        table.add_row(kind, row["computed_as"], size, f"{row['score']:.2f}", lost, str(row["seconds"]))
     Console(highlight=False).print(table)
 
 
@@ -97,8 +91,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/quantise.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

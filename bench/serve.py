@@ -25,11 +25,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import border
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from dragoman.errors import DragomanError, RunError
+from dragoman.errors import RunError
 
 PAUSE_MS = 1000
 MOST_CLIENTS = 4000
@@ -195,8 +196,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/serve.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import re
 import resource
 import subprocess
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import border
 from rich.console import Console
 from rich.table import Table
 
@@ -84,57 +84,38 @@ def measure(folder: Path, texts: list[str], how: list[str], scratch: Path) -> di
     }
 
 
-def drawn(count: int, vocabulary: int) -> list[str]:
-    """Lengths as in news, words that mean nothing."""
-    draw = random.Random(1)
-    lengths = (min(120, max(3, round(draw.lognormvariate(3.2, 0.5)))) for _ in range(count))
-    return [" ".join(f"w{draw.randrange(4, vocabulary)}" for _ in range(length)) for length in lengths]
-
-
 def main() -> None:
     options = parse()
     rows: dict[str, dict[str, Any]] = {}
     how = ["--beam", str(options.beam), "--batch-tokens", str(options.batch_tokens)]
+    texts = Path(options.source).read_text(encoding="utf-8").splitlines()[: options.sentences] if options.source else []
+    if options.model and not texts:
+        raise DragomanError("a model of your own needs sentences: --source FILE")
     with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
         scratch = Path(temporary)
-        for name in [options.model] if options.model else options.presets:
-            folder, texts = Path(name), []
-            if options.source:
-                texts = Path(options.source).read_text(encoding="utf-8").splitlines()[: options.sentences]
-            if not options.model:
-                folder = exported(name, scratch)
-                texts = drawn(options.sentences, len(Vocabulary(folder / VOCABULARY)))
-            if not texts:
-                raise DragomanError("a model of your own needs sentences: --source FILE")
-            rows[name] = measure(folder, texts, how, scratch)
-    table = Table(
-        f"int8, beam {options.beam}, one core",
-        "disk, MB",
-        "memory, MB",
-        "first translation, s",
-        "tokens/s",
-        "tokens a processor second",
-    )
+        if options.model:
+            rows[options.model] = measure(Path(options.model), texts, how, scratch)
+        for preset in [] if options.model else options.presets:
+            rows[preset] = measure(*exported(preset, options.sentences, scratch), how, scratch)
+    heads = ("disk, MB", "memory, MB", "first translation, s", "tokens/s", "tokens a processor second")
+    table = Table(f"int8, beam {options.beam}, one core", *heads)
     for name, row in rows.items():
         table.add_row(name, *map(str, row.values()))
     Console(highlight=False).print(table)
-    facts = {
-        "bench": "small",
-        "machine": platform.machine(),
-        "beam": options.beam,
-        "batch_tokens": options.batch_tokens,
-    }
-    print(json.dumps(facts | {"models": rows}))
+    facts = {"bench": "small", "machine": platform.machine(), "beam": options.beam}
+    print(json.dumps(facts | {"batch_tokens": options.batch_tokens, "models": rows}))
 
 
-def exported(preset: str, scratch: Path) -> Path:
-    """Torch is needed here, and in none of the processes that are measured."""
-    from decode import random_folder
+def exported(preset: str, count: int, scratch: Path) -> tuple[Path, list[str]]:
+    """Random weights, and sentences that mean nothing. Torch is needed here, and in none of the processes that are measured."""
+    from decode import drawn, random_folder
 
     from dragoman.exporting import export
 
-    folder = random_folder(preset, scratch / f"{preset}-random")
-    return export(folder, scratch / preset, kind="ctranslate2", quantization="int8")
+    weights = random_folder(preset, scratch / f"{preset}-random")
+    folder = export(weights, scratch / preset, kind="ctranslate2", quantization="int8")
+    vocabulary = Vocabulary(folder / VOCABULARY)
+    return folder, vocabulary.decode(drawn(count, len(vocabulary)))
 
 
 def parse() -> argparse.Namespace:
@@ -149,8 +130,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DragomanError as error:
-        print(f"bench/small.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    border.run(main)

@@ -19,10 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dragoman import __version__, runs
 from dragoman.benchmark.sentences import opened
-from dragoman.benchmark.step import on_device, one_update, synchronize
-from dragoman.benchmark.train import changed
+from dragoman.benchmark.step import begun, on_device, one_update, synchronize
 from dragoman.config import Config, load_config
 from dragoman.data.loader import Step
 from dragoman.parallel.mesh import Mesh, joined
@@ -49,14 +47,12 @@ class Contender:
 
     def __init__(self, name: str, config: Config, mesh: Mesh, folder: Any, data: Any):
         trainer.strategy_for = STRATEGIES[name]
-        own = changed(config, run={"folder": str(folder / name)})
-        self.trainer = trainer.Trainer(own, data, mesh, [], __version__, runs.silent)
-        self.trainer.begin(resume=False)
+        self.trainer = begun(config, data, mesh, folder / name)
         self.wrapped = self.trainer.strategy.wrap(self.trainer.objective, compiled=self.trainer.compiled).train()
         self.batches = cycle(on_device(self.trainer))
 
     def take(self, count: int) -> list[tuple[torch.Tensor, Step]]:
-        return [(one_update(self.trainer, self.wrapped, step), step) for step in islice(self.batches, count)]
+        return [(one_update(self.trainer, self.wrapped, step)[0], step) for step in islice(self.batches, count)]
 
     def losses(self, count: int) -> list[float]:
         return [float(loss) / step.target_tokens for loss, step in self.take(count)]
@@ -97,9 +93,8 @@ def main() -> None:
     }
     for name in STRATEGIES:
         step = 1e3 * statistics.median(blocks[name])
-        print(
-            f"{name:6s} {step:9.2f} ms a step, {slower[name]:+7.2%}; losses at most {apart[name]:.2e} apart, relative"
-        )
+        close = f"losses at most {apart[name]:.2e} apart, relative"
+        print(f"{name:6s} {step:9.2f} ms a step, {slower[name]:+7.2%}; {close}")
     last = {name: round(each[-1], 5) for name, each in losses.items()}
     facts = {"bench": "wrappers", "device": mesh.device.type, "run_file": options.run_file, "last_losses": last}
     print(json.dumps(facts | {"slower_than_none": slower, "losses_apart": apart, "rounds": options.rounds}))
