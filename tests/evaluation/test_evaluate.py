@@ -15,7 +15,7 @@ from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.evaluation import evaluate as evaluation
 from dragoman.evaluation.breakdown import Cutting, marked, write_breakdown
 from dragoman.evaluation.metrics import compare
-from dragoman.evaluation.sets import named_set
+from dragoman.evaluation.sets import named_set, pair_of
 from dragoman.model.folder import Description, write_model
 from dragoman.model.transformer import Transformer
 from dragoman.translate import Translator
@@ -166,6 +166,26 @@ def test_a_model_without_a_run_keeps_its_own_scores(prepared, tmp_path, monkeypa
     with pytest.raises(RunError, match=r"scores\.json: not readable"):
         evaluate(folders[1], **files)
     assert len(translated) == 3
+
+
+def test_bleu_cuts_words_as_the_target_language_of_the_model_asks_for(prepared, tmp_path, monkeypatch):
+    section = Model(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, d_ff=32)
+    model = Transformer(section, len(prepared.vocabulary))
+    model.init_weights(1)
+    (folder := tmp_path / "model").mkdir()
+    description = Description(section, len(prepared.vocabulary), "en", "zh-CN", Translate(extra_length=5))
+    write_model(folder, model.state_dict(), description, prepared.vocabulary.path)
+    for name, lines in (("en", "a\nb\n"), ("zh", "她在花园里看一本书\n小房子在树林里\n")):
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: ["她在花园里看一本书", "小房子在森林里"])
+    files = {"source": str(tmp_path / "en"), "reference": str(tmp_path / "zh")}
+    found = evaluate(folder, **files, html=tmp_path / "page.html")["scores"]["bleu"]
+    assert (found["score"] > 50, "tok:zh" in found["signature"]) == (True, True)
+    lengths = re.findall(r"<td>1 to 10</td><td>2</td><td>([\d.]+)</td>", (tmp_path / "page.html").read_text())
+    assert lengths == [f"{found['score']:.1f}"]
+    asked = evaluate(folder, **files, tokenize="char", against=tmp_path / "zh")
+    assert "tok:char" in asked["scores"]["bleu"]["signature"], "what is asked for goes first"
+    assert (pair_of("wmt20:en-zh"), pair_of("wmt20"), pair_of(None)) == (("en", "zh"), None, None)
 
 
 def test_a_comparison_of_nothing_is_refused(monkeypatch):

@@ -32,10 +32,10 @@ class Shouter:
         self.busy.release()
         if "crash" in texts:
             raise RuntimeError("secret of the house")
-        pairs = [(0, 0)] if alignment else []
+        pairs = [[(n, n) for n in range(len(text.split()))] if alignment else [] for text in texts]
         return [
-            [Translation(text.upper() + "!" * rank, -float(rank), pairs) for rank in range(request.n_best)]
-            for text in texts
+            [Translation(text.upper() + "!" * rank, -float(rank), own) for rank in range(request.n_best)]
+            for text, own in zip(texts, pairs, strict=True)
         ]
 
 
@@ -57,9 +57,9 @@ def make():
     """Apps around shouters, closed at the end."""
     made = []
 
-    def build(*served, limits=LIMITS, keys=None):
+    def build(*served, limits=LIMITS, keys=None, cors=()):
         made.extend(served)
-        return create_app(list(served), limits=limits, keys=keys)
+        return create_app(list(served), limits=limits, keys=keys, cors=cors)
 
     build.behind, build.limits, build.shouter = behind, LIMITS, Shouter
     yield build

@@ -21,6 +21,8 @@ from dragoman.serve.app import all_done
 from dragoman.serve.batcher import Busy, weight
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
+from dragoman.serve.names import name_of
+from dragoman.serve.server import check_origins
 
 JSON = {"content-type": "application/json"}
 
@@ -81,7 +83,7 @@ def test_several_models_by_language_or_name(make, shouter):
             assert (answer.status_code, f"several models fit: {those}" in answer.json()["detail"]) == (404, True)
         guess = client.post("/translate", json={"q": "a", "source": "auto", "target": "fr"}).json()
         assert guess["detectedLanguage"]["language"] == "de"
-        assert client.get("/languages").json()[0] == {"code": "de", "name": "de", "targets": ["en", "fr"]}
+        assert client.get("/languages").json()[0] == {"code": "de", "name": "German", "targets": ["en", "fr"]}
 
 
 def test_languages_are_found_however_they_are_spelled(make):
@@ -186,6 +188,17 @@ def test_a_long_text_comes_sentence_by_sentence(make, shouter):
         assert (refused.status_code, "201 characters; at most 200" in refused.json()["detail"]) == (413, True)
 
 
+def test_a_sentence_that_fails_does_not_take_the_rest_of_its_stream_with_it(make, shouter):
+    with TestClient(make(make.behind(shouter))) as client:
+        answer = client.post("/v1/stream", json={"text": "One.\ncrash\nThree."})
+        assert [json.loads(line) for line in answer.text.splitlines()] == [
+            {"source": "One.", "translation": "ONE.", "paragraph": 0},
+            {"source": "crash", "error": "the translation failed; the server's log says why", "paragraph": 1},
+            {"source": "Three.", "translation": "THREE.", "paragraph": 2},
+        ]
+        assert 'dragoman_failed_texts_total{model="demo"} 1.0' in client.get("/metrics").text
+
+
 # --- LibreTranslate ----------------------------------------------------------------------------------------
 
 
@@ -199,8 +212,9 @@ def test_clients_of_libretranslate(client):
     for asked, status, words in (
         ({"q": "a", "source": "en", "target": "tlh"}, 404, "no model for that"),
         ({"q": "a"}, 400, "target: Field required"),
-        ({**one, "format": "html", "q": "<b>a"}, 400, "with tags"),
-        ({**one, "format": "pdf"}, 400, "text is translated here"),
+        ({**one, "format": "html", "q": "<![a[b]]>"}, 400, "is no HTML"),
+        ({**one, "format": "html", "q": "<i></i>" * 3}, 413, "at most 20"),
+        ({**one, "format": "pdf"}, 400, "text and html are translated here"),
         ({**one, "q": "a" * 21}, 413, "at most 20"),
     ):
         answer = client.post("/translate", json=asked)
@@ -218,6 +232,70 @@ def test_what_else_clients_of_libretranslate_send(client):
     for body in (b"", b"--x", b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--x--'):
         broken = client.post("/translate", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
         assert (broken.status_code, list(broken.json())) == (400, ["error"])
+
+
+def test_html_goes_in_and_comes_out(make, shouter):
+    """What Mastodon sends: always HTML, several at once."""
+    limits = replace(make.limits, characters_per_text=300, characters=500, sentences=8)
+    app = make(make.behind(shouter), make.behind(make.shouter(), "third", "en", "ja"), limits=limits)
+    with TestClient(app) as client:
+
+        def ask(*texts, **options):
+            asked = {"q": list(texts), "source": "en", "target": "de", "format": "html", **options}
+            return client.post("/translate", json=asked).json()
+
+        mention = '<span translate="no">@<b>me</b></span>'
+        post = f"<p>{mention} one &amp; <b>two</b><br>three</p><style>p > a {{}}</style>"
+        found = ask(post, "<b>tick & tock", "")
+        assert found["translatedText"] == [
+            f"<p>{mention} ONE &amp; <b>TWO</b><br>THREE</p><style>p > a {{}}</style>",
+            "<b>TICK &amp; TOCK",
+            "",
+        ]
+        assert [text for batch in shouter.batches for text in batch] == ["one & two", "three", "tick & tock"]
+        assert ask("<i>a</i> b", alternatives=1)["alternatives"] == [["<i>A</i> B!"]]
+        assert ask("one <b>two</b> &lt;", target="ja")["translatedText"] == ["ONE <b>TWO</b> &lt;"]
+        refused = ask("<p>a" * 9)
+        assert refused["error"] == "q: 9 texts between tags; at most 8. Send several requests"
+
+
+def test_a_text_in_its_own_language_stays_as_it_is(client, shouter):
+    asked = {"q": ["a <b>", ""], "source": "en", "target": "en", "format": "html", "alternatives": 1}
+    assert client.post("/translate", json=asked).json() == {"translatedText": asked["q"], "alternatives": [[], []]}
+    unknown = client.post("/translate", json=asked | {"source": "fr", "target": "fr"})
+    assert (unknown.status_code, shouter.batches) == (404, [])
+
+
+def test_what_the_page_of_libretranslate_asks_first(client):
+    settings = client.get("/frontend/settings").json()
+    assert settings["language"] == {
+        "source": {"code": "en", "name": "English"},
+        "target": {"code": "de", "name": "German"},
+    }
+    assert (settings["charLimit"], settings["keyRequired"], settings["filesTranslation"]) == (20, False, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [("de", "German"), ("deu", "German"), ("pt_BR", "Portuguese (BR)"), ("tlh", "tlh"), ("", "")]
+)
+def test_languages_have_names(code, name):
+    assert name_of(code) == name
+
+
+def test_pages_of_other_origins_may_ask_only_where_they_were_named(make, shouter):
+    preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    for cors, allowed in (((), None), (("https://a.example",), "https://a.example"), (("https://b.example",), None)):
+        with TestClient(make(make.behind(shouter), cors=cors)) as client:
+            for answer in (
+                client.options("/v1/translate", headers=preflight),
+                client.post("/v1/translate", json={"texts": ["a"]}, headers={"origin": "https://a.example"}),
+                client.post("/v1/translate", json={"texts": 1}, headers={"origin": "https://a.example"}),
+            ):
+                assert answer.headers.get("access-control-allow-origin") == allowed
+    check_origins(["*", "https://a.example:8080"])
+    for origin in ("a.example", "https://a.example/"):
+        with pytest.raises(ConfigError, match="is no origin; write https://"):
+            check_origins([origin])
 
 
 def test_limits_follow_from_each_other():

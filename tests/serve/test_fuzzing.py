@@ -14,7 +14,7 @@ EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, suppress_h
 def test_the_interface_keeps_its_promises(make, shouter):
     schema = schemathesis.openapi.from_asgi("/openapi.json", make(make.behind(shouter)))
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) == 9
+    assert len(operations) == 10
     for operation in operations:
 
         @given(case=operation.as_strategy())

@@ -6,9 +6,13 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from support import wait_until
+
+from dragoman.serve.limits import Keys
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -30,12 +34,17 @@ def browser():
 
 @pytest.fixture
 def address(make, shouter):
-    """A real server in a thread: English to German and back, and to Japanese."""
-    from dataclasses import replace
-
+    """English to German and back, and to Japanese."""
     limits = replace(make.limits, characters_per_text=200, characters=400, body_bytes=4000)
     others = ("back", "de", "en"), ("third", "en", "ja")
     app = make(make.behind(shouter), *(make.behind(make.shouter(), *each) for each in others), limits=limits)
+    with serving(app) as address:
+        yield address
+
+
+@contextmanager
+def serving(app):
+    """A real server in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -102,7 +111,9 @@ def test_lines_have_alternatives_and_words_too(page):
 def test_a_text_of_many_lines_says_what_it_does_without(page):
     page.fill("#text", "a\nb\nc\nd")
     page.click("#go")
-    playwright.expect(page.locator("#time")).to_contain_text("alternatives and words on hover are for up to 2,000")
+    playwright.expect(page.locator("#time")).to_contain_text(
+        "alternatives and words that belong together are for up to 2,000"
+    )
     shown(page, "A\nB\nC\nD")
 
 
@@ -112,6 +123,110 @@ def test_sentences_are_joined_as_their_language_does(page):
         page.fill("#text", "One. Two.\nc\nd\ne")
         page.click("#go")
         shown(page, text)
+
+
+def test_words_that_belong_together_by_keyboard(page):
+    page.fill("#text", "the small cat")
+    page.keyboard.press("Control+Enter")
+    shown(page, "THE SMALL CAT")
+    lit, twin = page.locator("#result .lit"), page.locator("#twin .lit")
+    page.focus("#save")
+    page.keyboard.press("Tab")  # the text
+    page.keyboard.press("Tab")
+    playwright.expect(page.locator("#result .word >> nth=0")).to_be_focused()
+    for key, word in (("ArrowRight", "small"), ("ArrowRight", "cat"), ("ArrowRight", "cat"), ("ArrowLeft", "small"),
+                      ("Home", "the"), ("ArrowLeft", "the"), ("End", "cat")):  # fmt: skip
+        page.keyboard.press(key)
+        playwright.expect(lit).to_have_text(word.upper())
+        playwright.expect(twin).to_have_text(word)
+    assert page.get_attribute("#result .word:focus", "aria-description") == "cat"
+    page.keyboard.press("Tab")
+    playwright.expect(page.locator("#twin .word >> nth=0")).to_be_focused()
+    playwright.expect(lit).to_have_text("THE")
+    page.keyboard.press("Shift+Tab")
+    playwright.expect(page.locator("#result .word >> nth=2")).to_be_focused()
+    assert page.locator("#result [tabindex='0'], #twin [tabindex='0']").count() == 2, "one stop for each text"
+    page.hover("#result .word >> nth=1")
+    playwright.expect(twin).to_have_text("small")
+    page.hover("h1")
+    playwright.expect(twin).to_have_text("cat")
+    page.focus("#text")
+    playwright.expect(page.locator(".lit")).to_have_count(0)
+
+
+def test_words_that_belong_together_by_touch(browser, address):
+    page = browser.new_page(viewport={"width": 360, "height": 800}, has_touch=True, is_mobile=True)
+    page.set_default_timeout(PATIENCE)
+    opened(page, address)
+    page.fill("#text", "the small cat")
+    page.tap("#go")
+    shown(page, "THE SMALL CAT")
+    for number, word in ((1, "small"), (2, "cat")):
+        page.tap(f"#result .word >> nth={number}")
+        playwright.expect(page.locator(f"#result .word >> nth={number}")).to_be_focused()
+        playwright.expect(page.locator("#twin .lit")).to_have_text(word)
+    page.tap("#twin .word >> nth=0")
+    playwright.expect(page.locator("#result .lit")).to_have_text("THE")
+    page.close()
+
+
+def test_a_text_that_is_cleared_while_it_is_translated(page, shouter):
+    shouter.go.clear()
+    page.fill("#text", "slow")
+    page.keyboard.press("Control+Enter")
+    wait_until(shouter.busy.locked)
+    playwright.expect(page.locator("#go")).to_be_disabled()
+    page.fill("#text", "")
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#go")).to_be_enabled()
+    shouter.go.set()
+    page.fill("#text", "quick")
+    page.click("#go")
+    shown(page, "QUICK")
+
+
+def test_a_sentence_that_fails_is_seen_among_the_others(page):
+    page.fill("#text", "One.\ncrash\nThree.\nFour.")
+    page.click("#go")
+    shown(page, "ONE.\ncrash\nTHREE.\nFOUR.")
+    playwright.expect(page.locator("#result .failed")).to_have_text("crash")
+    playwright.expect(page.locator("#problem")).to_have_text(
+        "a sentence, underlined: the translation failed; the server's log says why"
+    )
+
+
+def test_a_key_is_asked_for_and_kept(make, browser, tmp_path):
+    (tmp_path / "keys").write_text("open-sesame\n")
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    with serving(make(make.behind(make.shouter()), keys=Keys(tmp_path / "keys"))) as address:
+        opened(page, address)
+        page.fill("#text", "hello")
+        page.click("#go")
+        playwright.expect(page.locator("#problem")).to_contain_text("an API key is needed")
+        playwright.expect(page.locator("#key")).to_be_focused()
+        page.keyboard.type("open-sesame")
+        page.keyboard.press("Enter")
+        shown(page, "HELLO")
+        playwright.expect(page.locator("#problem")).to_have_text("")
+        page.reload()
+        page.wait_for_selector("#target option", state="attached")
+        page.fill("#text", "again")
+        page.click("#go")
+        shown(page, "AGAIN")
+        page.close()
+
+
+def test_swap_with_the_keyboard(page):
+    page.keyboard.press("Alt+s")
+    playwright.expect(page.locator("#source")).to_have_value("de")
+    # What a Mac makes of it, where Alt+S types a letter.
+    page.evaluate("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'ß', code: 'KeyS', altKey: true}))")
+    playwright.expect(page.locator("#source")).to_have_value("en")
+    page.evaluate(
+        "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'ś', code: 'KeyS', altKey: true, ctrlKey: true}))"
+    )
+    playwright.expect(page.locator("#source")).to_have_value("en")
 
 
 def test_swap_the_languages(page):

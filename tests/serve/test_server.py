@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -88,7 +89,13 @@ def test_a_client_of_libretranslate(folder, address):
     client = library.LibreTranslateAPI(address)
     assert client.translate(TEXTS[0], "en", "de") == Translator.load(folder, "cpu").translate(TEXTS[:1])[0]
     assert client.detect(TEXTS[0]) == [{"confidence": 100.0, "language": "en"}]
-    assert [language["code"] for language in client.languages()] == ["de", "en"]
+    assert [(language["code"], language["name"]) for language in client.languages()] == [
+        ("de", "German"),
+        ("en", "English"),
+    ]
+    page = {"q": f"<p>{TEXTS[0]}<br>the <b>cat</b></p>", "source": "en", "target": "de", "format": "html"}
+    answer = httpx.post(f"{address}/translate", json=page, timeout=PATIENCE).json()["translatedText"]
+    assert re.fullmatch(rf"<p>{re.escape(client.translate(TEXTS[0], 'en', 'de'))}<br>.*<b>.*</b>.*</p>", answer)
 
 
 STRANGE = {

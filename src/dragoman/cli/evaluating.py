@@ -33,7 +33,7 @@ def evaluate(
         Optional[str],
         typer.Option(
             help="How BLEU cuts words, by sacreBLEU's names: none for text that is tokenised already, zh, ja-mecab, ...",
-            show_default="13a",
+            show_default="by the target language: 13a for most",
         ),
     ] = None,
     against: Annotated[
@@ -56,10 +56,9 @@ def evaluate(
         "source": source, "reference": reference, "named": named, "metrics": metric, "tokenize": tokenize, "beam": beam,
         "device": device, "engine": engine, "against": against, "known": {},
     }  # fmt: skip
-    every = [
-        checkpoints_of(model) if every_checkpoint and runs.RunFolder(model).exists() else [model] for model in models
-    ]
-    chosen = [each for some in every for each in some]
+    chosen: list[Path] = []
+    for model in models:
+        chosen += checkpoints_of(model) if every_checkpoint and runs.RunFolder(model).exists() else [model]
     if html and len(chosen) + bool(average) > 1:
         raise RunError(f"--html is a page about one model; {len(chosen) + bool(average)} were named")
     if html:

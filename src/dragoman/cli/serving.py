@@ -24,6 +24,10 @@ def serve(
     api_keys: Annotated[
         Optional[Path], typer.Option(help="File of keys, one a line; without it everybody may ask.")
     ] = None,
+    cors: Annotated[
+        Optional[list[str]],
+        typer.Option(help="Origin whose pages may ask from a browser, or *; may be given several times."),
+    ] = None,
     requests_per_minute: Annotated[
         Optional[int], typer.Option(min=0, help="Of one key or address.", show_default="any number")
     ] = None,
@@ -45,12 +49,7 @@ def serve(
     """Answer translation requests over HTTP: an API, LibreTranslate's API, and a page for people."""
     from dragoman.serve.server import serve as listen
 
-    limits = {
-        "requests_per_minute": requests_per_minute,
-        "wait_seconds": wait_seconds,
-        "texts": texts,
-        "characters": characters,
-        "characters_per_text": characters_per_text,
-        "beam": beam,
-    }
-    listen(models, host, port, device=device, engine=engine, keys_file=api_keys, **limits)
+    listen(
+        models, host, port, device=device, engine=engine, keys_file=api_keys, cors=cors or (), requests_per_minute=requests_per_minute,
+        wait_seconds=wait_seconds, texts=texts, characters=characters, characters_per_text=characters_per_text, beam=beam,
+    )  # fmt: skip

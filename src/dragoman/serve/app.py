@@ -1,7 +1,7 @@
 """The HTTP interface: what may be asked, and what is answered. Needs the extra `serve`; entered through server.py.
 
     POST /v1/translate {"texts": [...]}     ->  {"translations": [...]}      POST /v1/stream {"text": "..."}  ->  a JSON line a sentence
-    POST /translate, /detect, GET /languages    as LibreTranslate, for its clients
+    POST /translate, /detect, GET /languages, /frontend/settings    as LibreTranslate, for its clients
     GET  /v1/models  /health  /ready  /metrics  /openapi.json  /docs  /      (the page for people)
 
 Every error is answered with {"detail": "one line"}, to clients of LibreTranslate with {"error": "one line"}. The types of
@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import html
 import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError as NotDone
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from email import message_from_bytes
 from email.policy import HTTP
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -34,6 +34,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,6 +44,7 @@ from dragoman.errors import MissingExtra
 from dragoman.serve.batcher import Batcher, Busy, Found, Job, Wish
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
+from dragoman.serve.markup import Document, Passage, written
 from dragoman.serve.messages import (
     LIBRE_WRONG,
     WRONG,
@@ -54,8 +56,9 @@ from dragoman.serve.messages import (
     TranslateRequest,
     TranslateResponse,
 )
+from dragoman.serve.names import name_of
 from dragoman.serve.reference import reference
-from dragoman.serve.refusals import BodyLimit, explain, explain_failure, explain_invalid
+from dragoman.serve.refusals import FAILED, BodyLimit, explain, explain_failure, explain_invalid
 from dragoman.translate.pieces import sentences as sentences_of
 from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
@@ -120,6 +123,11 @@ class Doors:
                 return found
         return []
 
+    def is_the_same(self, source: str, target: str) -> bool:
+        """Whether nothing is to be done, as a language that is known here was asked for in itself."""
+        known = {code_of(code) for each in self.served for code in (each.source, each.target)}
+        return source == target and code_of(source) in known and not self.fitting(None, source, target)
+
     async def detect(self, text: str) -> list[tuple[str, float]]:
         """In a thread: loading the identifier takes a second, the first time."""
         try:
@@ -172,6 +180,18 @@ class Doors:
             job.cancel()
             raise HTTPException(499, "the client left") from None
 
+    async def translate_html(
+        self, request: Request, served: Served, documents: list[Document], alternatives: int
+    ) -> list[list[str]]:
+        """Every document and its alternatives."""
+        whole = is_spaced(served.source) and is_spaced(served.target)
+        cut = [document.pieces(whole=whole) for document in documents]
+        passages = [piece for pieces in cut for piece in pieces if isinstance(piece, Passage)]
+        refuse_beyond(self.limits.sentences, len(passages), "q: {:,} texts between tags")
+        texts, has_tags = [passage.text.strip() for passage in passages], any(passage.elements for passage in passages)
+        found = iter(await self.translate(request, served, texts, None, alternatives, alignment=has_tags))
+        return [written(pieces, found) for pieces in cut]
+
 
 def all_done(futures: list[Found]) -> asyncio.Future[None]:
     """Done when all are. The loop is woken once for all texts of a request: each time costs the translating thread its turn at Python."""
@@ -216,7 +236,7 @@ def come_back(words: str, seconds: float) -> HTTPException:
     return HTTPException(429, f"{words}; try again in {seconds:.0f} s", {"Retry-After": str(max(1, round(seconds)))})
 
 
-def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None) -> FastAPI:
+def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None, cors: Sequence[str] = ()) -> FastAPI:
     doors = Doors(served, limits, keys or Keys(None))
 
     @asynccontextmanager
@@ -235,6 +255,14 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
     add_libre(app, doors)
     add_facts(app, doors)
     add_metrics(app, served)
+    if cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            expose_headers=["Retry-After"],
+        )
     return app
 
 
@@ -261,7 +289,8 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
         dependencies=[Depends(enter)],
     )
     async def stream(asked: StreamRequest, request: Request) -> Response:
-        """A long text, sentence by sentence, as JSON lines {"source", "translation", "paragraph"} while the rest is translated."""
+        """A long text, sentence by sentence, as JSON lines {"source", "translation", "paragraph"} while the rest is translated. One that
+        fails has an "error" instead of its translation."""
         served = doors.find(asked.model, asked.source, asked.target)
         limits = doors.limits
         refuse_beyond(limits.characters, len(asked.text), "text: {:,} characters")
@@ -277,8 +306,11 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
         async def lines() -> AsyncIterator[str]:
             try:
                 for (number, sentence), future in zip(sentences, futures, strict=True):
-                    best = (await asyncio.wrap_future(future))[0]
-                    line = {"source": sentence, "translation": best.text, "paragraph": number}
+                    try:
+                        told = {"translation": (await asyncio.wrap_future(future))[0].text}
+                    except Exception:  # a border: the batcher has logged it, and the other sentences come
+                        told = {"error": FAILED}
+                    line = {"source": sentence, **told, "paragraph": number}
                     yield json.dumps(line) + "\n"  # in ASCII: some clients take U+2028 for the end of a line
             finally:
                 job.cancel()
@@ -298,26 +330,19 @@ def numbered_sentences(text: str, language: str) -> list[tuple[int, str]]:
 def add_libre(app: FastAPI, doors: Doors) -> None:
     @app.post("/translate", responses=LIBRE_WRONG, openapi_extra=body_of(LibreRequest))
     async def libretranslate(request: Request) -> dict[str, Any]:
-        """The request of LibreTranslate, for its clients: JSON or a form; text only."""
+        """The request of LibreTranslate, for its clients: JSON or a form, of text or HTML."""
         asked = await read_libre(request, LibreRequest)
         doors.enter(request, asked.api_key)
         if asked.format not in ("", "text", "html"):
-            raise HTTPException(400, f"format: {asked.format!r}; text is translated here, and html without tags")
+            raise HTTPException(400, f"format: {asked.format!r}; text and html are translated here")
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        written: Callable[[str], str] = str
-        if asked.format == "html":
-            if any("<" in text for text in texts):
-                raise HTTPException(400, "format: 'html' with tags is not translated here; send the text between them")
-            texts, written = list(map(html.unescape, texts)), html.escape
         doors.check(texts, None, asked.alternatives)
-        source, share = await doors.source_of(asked.source, asked.target, texts)
-        served = doors.find(None, source, asked.target)
-        found = await doors.translate(request, served, texts, None, asked.alternatives, alignment=False)
-        answer: dict[str, list[Any]] = {"translatedText": [written(text[0].text) for text in found]}
+        found, guess = await translated(doors, request, asked, texts)
+        answer: dict[str, list[Any]] = {"translatedText": [text[0] for text in found]}
         if asked.alternatives:
-            answer["alternatives"] = [[written(each.text) for each in text[1:]] for text in found]
+            answer["alternatives"] = [text[1:] for text in found]
         if asked.source in ("auto", ""):
-            answer["detectedLanguage"] = [{"confidence": share, "language": served.source}] * len(texts)
+            answer["detectedLanguage"] = [guess] * len(texts)
         return {key: values[0] for key, values in answer.items()} if isinstance(asked.q, str) else answer
 
     @app.post("/detect", responses=LIBRE_WRONG, openapi_extra=body_of(DetectRequest))
@@ -333,7 +358,47 @@ def add_libre(app: FastAPI, doors: Doors) -> None:
         """As LibreTranslate: every language with those it is translated into."""
         codes = sorted({code for each in doors.served for code in (each.source, each.target)})
         targets = {code: sorted({each.target for each in doors.served if each.source == code}) for code in codes}
-        return [{"code": code, "name": code, "targets": targets[code]} for code in codes]
+        return [{"code": code, "name": name_of(code), "targets": targets[code]} for code in codes]
+
+    @app.get("/frontend/settings")
+    async def frontend_settings() -> dict[str, Any]:
+        """As LibreTranslate: what its page would show first, and what is allowed."""
+        first, has_keys = doors.served[0], bool(doors.keys.keys)
+        sides = {"source": first.source, "target": first.target}
+        return {
+            "apiKeys": has_keys,
+            "charLimit": doors.limits.characters_per_text,
+            "filesTranslation": False,
+            "frontendTimeout": 500,  # ms that its page waits for another letter: its default
+            "keyRequired": has_keys,
+            "language": {side: {"code": code, "name": name_of(code)} for side, code in sides.items()},
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+
+async def translated(
+    doors: Doors, request: Request, asked: LibreRequest, texts: list[str]
+) -> tuple[list[list[str]], dict[str, Any]]:
+    """Every text with its alternatives, and which language they are taken to be in."""
+    if doors.is_the_same(asked.source, asked.target):
+        return [[text] for text in texts], {}
+    documents = await asyncio.to_thread(read_html, texts) if asked.format == "html" else []
+    plain = [document.plain() for document in documents] or texts
+    source, share = await doors.source_of(asked.source, asked.target, plain)
+    served = doors.find(None, source, asked.target)
+    guess = {"confidence": share, "language": served.source}
+    if documents:
+        return await doors.translate_html(request, served, documents, asked.alternatives), guess
+    found = await doors.translate(request, served, texts, None, asked.alternatives, alignment=False)
+    return [[each.text for each in text] for text in found], guess
+
+
+def read_html(texts: list[str]) -> list[Document]:
+    try:
+        return list(map(Document, texts))
+    except AssertionError as error:  # how the parser says it
+        raise HTTPException(400, f"q: is no HTML ({error})") from None
 
 
 def body_of(kind: type[LibreBody]) -> dict[str, Any]:
@@ -429,11 +494,18 @@ def add_metrics(app: FastAPI, served: list[Served]) -> None:
         "dragoman_batch_texts", "Texts translated together.", ["model"], registry=registry,
         buckets=[2**n for n in range(9)],
     )  # fmt: skip
+    failed = Counter("dragoman_failed_texts", "Texts that could not be translated.", ["model"], registry=registry)
     waiting = Gauge(
         "dragoman_waiting_characters", "Characters that wait to be translated.", ["model"], registry=registry
     )
+
+    def tell(model: str, count: int, failures: int) -> None:
+        texts.labels(model).observe(count)
+        failed.labels(model).inc(failures)
+
     for each in served:
-        each.batcher.told = lambda count, name=each.name: texts.labels(name).observe(count)  # type: ignore[misc]
+        failed.labels(each.name)
+        each.batcher.told = partial(tell, each.name)
         waiting.labels(each.name).set_function(lambda batcher=each.batcher: batcher.waiting_characters)  # type: ignore[misc]
 
     app.add_middleware(Measured, requests=requests, seconds=seconds)

@@ -59,7 +59,7 @@ class Batcher:
     def __init__(self, translator: Translator, *, most_wait_seconds: float = 1.0, batch_characters: int = 4_000):
         self.translator = translator
         self.most_wait_seconds, self.batch_characters = most_wait_seconds, batch_characters
-        self.told: Callable[[int], None] = lambda texts: None  # of how many texts a batch had
+        self.told: Callable[[int, int], None] = lambda texts, failed: None  # of how many texts a batch had
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.speed = FIRST_GUESS
@@ -131,7 +131,7 @@ class Batcher:
             seconds = time.perf_counter() - start
             self.in_hand = 0
             self.learn(sum(weight(text) for text, _ in batch), seconds)
-            self.told(len(batch))
+            self.told(len(batch), sum(isinstance(result, Exception) for result in results))
             for (_, future), result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
                     future.set_exception(result)

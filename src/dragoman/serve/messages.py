@@ -67,7 +67,7 @@ class LibreRequest(LibreBody):
     q: str | list[str]
     source: str = "auto"
     target: str
-    format: str = "text"
+    format: str = Field(default="text", description="text or html")
     alternatives: int = Field(default=0, ge=0)
 
     @field_validator("q", mode="before")

@@ -9,7 +9,8 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 WORDS = 300  # characters of an explanation
-LIBRE = ("/translate", "/detect", "/languages")
+FAILED = "the translation failed; the server's log says why"
+LIBRE = ("/translate", "/detect", "/languages", "/frontend/settings")
 
 
 def answer(request: Request, status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -33,7 +34,7 @@ async def explain_invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def explain_failure(request: Request, error: Exception) -> JSONResponse:
     """The server logs the traceback; the client learns that it is not at fault."""
-    return answer(request, 500, "the translation failed; the server's log says why")
+    return answer(request, 500, FAILED)
 
 
 class BodyLimit:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from dragoman.errors import ConfigError, DragomanError, require_extra
@@ -21,9 +23,11 @@ def serve(
     device: str = "auto",
     engine: str = "auto",
     keys_file: Path | None = None,
+    cors: Sequence[str] = (),
     **limits: float | None,
 ) -> None:
-    """Answer requests until interrupted. Port 0 takes a free one; the printed address names it. `limits` as in Limits."""
+    """Answer requests until interrupted. Port 0 takes a free one; the printed address names it. `cors`: origins of pages that may ask
+    from a browser. `limits` as in Limits."""
     for module in ("fastapi", "prometheus_client"):
         require_extra(module, "serve", "serving")
     uvicorn = require_extra("uvicorn", "serve", "serving")
@@ -34,6 +38,7 @@ def serve(
 
     bounds = Limits(**{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
     keys = Keys(keys_file)
+    check_origins(cors)
     names = [path.resolve().name for path in paths]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError([f"two models are called {twice[0]!r}; rename one of the folders"], "serve")
@@ -46,12 +51,19 @@ def serve(
             batcher = Batcher(translator, most_wait_seconds=bounds.wait_seconds)
             served.append(Served(name, *translator.languages, batcher, translator.request))
             print(f"{path}: {' to '.join(translator.languages)}, {translator.engine.name}", flush=True)
-        app = create_app(served, limits=bounds, keys=keys)
+        app = create_app(served, limits=bounds, keys=keys, cors=cors)
         print(f"serving at {address} (a page for people; POST /v1/translate); Ctrl-C stops it", flush=True)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=30, access_log=False)
         server = uvicorn.Server(config)
         app.state.doors.stopping = lambda: server.should_exit  # from the signal on, while requests are still answered
         server.run(sockets=[listener])
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """A browser compares them letter by letter: one with a path or a slash at its end would fit no page."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/]+", origin):
+            raise ConfigError([f"--cors {origin}: is no origin; write https://example.org, or * for all"], "serve")
 
 
 def listen(host: str, port: int) -> socket.socket:
