@@ -294,6 +294,77 @@ def test_marks_are_never_written(marked, sentences):
         assert all(any(each.ids for each in hypotheses) for hypotheses in found), "and something else is"
 
 
+def assert_same(ours, theirs):
+    assert [[each.ids for each in found] for found in ours] == [[each.ids for each in found] for found in theirs]
+    for found, other in zip(ours, theirs, strict=True):
+        assert [each.score for each in found] == pytest.approx([each.score for each in other], abs=1e-4)
+
+
+def test_marks_are_forbidden_to_those_that_would_write_them(original, checkpoint, pairs, tmp_path):
+    """Forbidding changes scores, so the others are searched as ever; and scores are those of the model, as in torch."""
+    sources = original.vocabulary.encode([source for source, _ in pairs])
+    nothing, request = [[] for _ in sources], original.request(beam=1)
+    usual = [set(found[0].ids) for found in original.engine.search(sources, nothing, request)]
+    some = min(set.union(*usual), key=lambda number: abs(sum(number in ids for ids in usual) - len(usual) // 2))
+
+    def change(weight):
+        weight[PAD] = 1.3 * weight[some]
+
+    folder = changed(checkpoint, tmp_path / "marked", change)
+    in_torch, translator = (Translator.load(folder, "cpu", engine=name) for name in ("torch", "ctranslate2"))
+    written, asked = [], translator.engine.search_batch
+
+    def search_batch(tasks, *how):
+        found = asked(tasks, *how)
+        written.append(sum(PAD in each.ids for hypotheses in found for each in hypotheses))
+        return found
+
+    translator.engine.search_batch = search_batch
+    together = translator.engine.search(sources, nothing, request)
+    assert 0 < written[0] < len(sources)
+    assert written[1:] == [0]
+    assert_same(together, in_torch.engine.search(sources, nothing, request))
+    assert_same(together, [translator.engine.search([source], [[]], request)[0] for source in sources])
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.5])
+def test_what_is_cut_at_the_limit_has_ended_there(original, exported, pairs, beam, length_penalty):
+    """All hypotheses and their scores, in a batch of several limits, alone and in torch."""
+    translator = Translator.load(exported, "cpu")
+    sources = original.vocabulary.encode([source for source, _ in pairs])
+    for extra_length in (1, 2):
+        request = original.request(beam=beam, n_best=beam, extra_length=extra_length, length_penalty=length_penalty)
+        together = translator.engine.search(sources, [[] for _ in sources], request)
+        limits = [request.most_ids(source, []) for source in sources]
+        cut = [len(found[0].ids) == limit for found, limit in zip(together, limits, strict=True)]
+        assert extra_length > 1 or 5 < sum(cut) < len(cut) - 5
+        assert_same(together, [translator.engine.search([source], [[]], request)[0] for source in sources])
+        assert_same(together, original.engine.search(sources, [[] for _ in sources], request))
+
+
+def test_a_drawn_translation_is_cut_at_its_own_limit(endless, sentences, monkeypatch):
+    """Not drawn again: that would prefer short ones."""
+    monkeypatch.setattr(CTranslate2Engine, "seed", None)
+    translator = Translator.load(endless, "cpu", engine="ctranslate2")
+    sources = translator.vocabulary.encode(sentences[:6])
+    request = translator.request(sample=True, n_best=3, extra_length=1, seed=3)
+    asked, batches = translator.engine.search_batch, []
+    translator.engine.search_batch = lambda *how: batches.append(how) or asked(*how)
+    found = translator.engine.search(sources, [[] for _ in sources], request)
+    limits = [request.most_ids(source, []) for source in sources]
+    assert [max(len(each.ids) for each in drawn) for drawn in found] == limits
+    assert len(set(limits)) > 1
+    assert len(batches) == 1
+    for source, drawn in zip(sources, found, strict=True):
+        pieces = [translator.vocabulary.processor.id_to_piece(each.ids) for each in drawn]
+        scored = translator.engine.translator.score_batch(
+            [translator.vocabulary.processor.id_to_piece(source[:-1])] * 3, pieces
+        )
+        totals = [sum(each.log_probs) / request.penalty(len(each.log_probs)) for each in scored]
+        assert [each.score for each in drawn] == pytest.approx(totals, abs=1e-4)
+
+
 def test_a_prefix_may_be_longer_than_the_limit(checkpoint, original, sentences):
     begin = " ".join(sentences[:8])
     short = Translator.load(checkpoint, "cpu", engine="ctranslate2")
@@ -354,6 +425,7 @@ def test_sentences_of_many_limits_are_searched_as_each_alone(endless, sentences)
     for attention in (False, True):
         together = translator.engine.search(sources, [[] for _ in sources], request, attention=attention)
         alone = [translator.engine.search([source], [[]], request, attention=attention)[0] for source in sources]
-        assert [[each.ids for each in found] for found in together] == [[each.ids for each in found] for found in alone]
+        assert_same(together, alone)
         limits = [request.most_ids(source, []) for source in sources]
-        assert [len(found[0].ids) for found in together] == limits
+        at_limit = sum(len(found[0].ids) == limit for found, limit in zip(together, limits, strict=True))
+        assert at_limit >= len(sources) - 2, "an end costs so much here that a short translation may win"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
 
 from dragoman.cli.stages import prepare, train
@@ -154,10 +154,44 @@ def test_both_sides_of_an_imported_vocabulary(opus, pairs, tmp_path):
     tokenizer = transformers.MarianTokenizer.from_pretrained(opus)
     numbers = json.loads((opus / "vocab.json").read_text())
     names = {number: piece for piece, number in numbers.items()}
-    for text in (">>deu<< the cat sees bread.", "nobody paints our letters."):
+    texts = [pair[0] for pair in pairs[:9]]
+    for text in [*texts, *(f">>deu<< {text}" for text in texts), ">>deu<<bread", "our >>deu<< letters", ">>deu<<"]:
         theirs = [names[number] for number in tokenizer(text)["input_ids"]]
         ours = [vocabulary.processor.id_to_piece(number) for number in vocabulary.source.encode([text])[0]]
-        assert [piece for piece in ours if piece != "▁"] == [piece for piece in theirs if piece != "▁"]
+        assert ours == theirs
+
+
+MARK = ">>deu<<"
+
+
+def test_a_language_is_named_as_transformers_does(opus, sentences, tmp_path):
+    """The mark alone, without a blank before; no translation holds it."""
+    texts = [f"{MARK} {text}" for text in sentences[:20]]
+    folder = import_model(opus, tmp_path / "model")
+    for engine in ("torch", "ctranslate2"):
+        translator = Translator.load(folder, "cpu", engine=engine)
+        _, greedy = generated(opus, texts, num_beams=1, bad_words_ids=[[len(translator.vocabulary) - 2]])
+        ours = translator.translate(texts, beam=1, extra_length=90)
+        wanted = [" ".join(text.replace(MARK, " ").split())[:40] for text in greedy]
+        assert [" ".join(text.split())[:40] for text in ours] == wanted
+        assert not any(MARK in text for text in ours)
+        assert ours != translator.translate(sentences[:20], beam=1, extra_length=90), "it says something"
+
+
+def test_every_sentence_of_a_text_is_told_its_language(opus, sentences, tmp_path):
+    translator = Translator.load(import_model(opus, tmp_path / "model"), "cpu", engine="torch")
+    first, second = sentences[0].capitalize(), sentences[1].capitalize()
+    alone = translator.translate([f"{MARK} {first}", f"{MARK} {second}"])
+    assert translator.translate([f"{MARK} {first} {second}"], split=True) == [" ".join(alone)]
+    endless, asked = " ".join(["bread"] * 400), []
+    search = translator.engine.search
+    translator.engine.search = lambda sources, *given, **how: asked.extend(sources) or search(sources, *given, **how)
+    (found,) = translator.search([f"{MARK} {endless}"], translator.request(beam=1), alignment=True)
+    mark = translator.vocabulary.source.languages[MARK]
+    assert len(asked) > 2
+    assert all(source[0] == mark and mark not in source[1:] for source in asked)
+    assert max(pair[0] for pair in found[0].alignment) in range(300, 401)
+    assert translator.translate([MARK]) == [""], "nothing but a language is nothing"
 
 
 FINE_TUNING = """
@@ -265,6 +299,36 @@ def test_what_cannot_be_imported_is_named_and_nothing_is_written(opus, tmp_path,
     with pytest.raises(RunError, match="missing or damaged"):
         import_model(folder, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def rewritten(folder, copied, change):
+    """The same export with other positions."""
+    other = Path(shutil.copytree(folder, copied))
+    tensors = load_file(other / "model.safetensors")
+    change(tensors)
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    return other
+
+
+def test_positions_that_are_not_ours_are_refused(exported, opus, tmp_path):
+    """Pegasus stores waves of other lengths; those of Marian are ours, stored or not."""
+    name = "model.encoder.embed_positions.weight"
+    config = transformers.AutoConfig.from_pretrained(exported)
+    theirs = transformers.PegasusForConditionalGeneration(config).get_encoder().embed_positions.create_weight()
+    for number, (change, words) in enumerate(
+        [
+            (lambda tensors: tensors.update({name: theirs}), f"{name} are other positions than the waves of style"),
+            (lambda tensors: tensors.update({name: tensors[name][:, :-2].clone()}), f"{name} are other positions"),
+            (lambda tensors: tensors.pop(name), f"{name} is missing, and the positions of Pegasus itself are not ours"),
+        ]
+    ):
+        with pytest.raises(RunError, match="cannot be imported") as error:
+            import_model(rewritten(exported, tmp_path / f"pegasus{number}", change), tmp_path / "out")
+        assert words in str(error.value)
+    marian = transformers.AutoModelForSeq2SeqLM.from_pretrained(opus).get_encoder().embed_positions.weight
+    stored = rewritten(opus, tmp_path / "marian", lambda tensors: tensors.update({name: marian.half()}))
+    assert name not in load_file(opus / "model.safetensors")
+    import_model(stored, tmp_path / "stored")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,22 @@ def test_scores_of_a_manifest_are_told_without_a_run(checkpoint, tmp_path):
     assert "| validation | bleu | 43.20 |" in (export(checkpoint, tmp_path / "model") / "README.md").read_text()
 
 
+def test_a_card_says_who_reads_it_and_what_its_scores_are_of(checkpoint, tmp_path):
+    """Scores are of the model as it was trained; rounded weights were not evaluated."""
+    for kind, quantization, library, said in (
+        ("dragoman", None, "dragoman", "while training |"),
+        ("huggingface", None, "transformers", "while training |"),
+        ("ctranslate2", "float32", "dragoman", "while training |"),
+        ("ctranslate2", "int8", "dragoman", "while training, before quantisation |"),
+    ):
+        if kind == "ctranslate2":
+            pytest.importorskip("ctranslate2")
+        out = export(checkpoint, tmp_path / f"{kind}-{quantization}", kind=kind, quantization=quantization)
+        card = (out / "README.md").read_text()
+        assert f"\nlibrary_name: {library}\n" in card
+        assert f"| validation | bleu | 43.20 | {said}\n" in card
+
+
 def test_scores_of_a_model_without_a_run_reach_the_next_card(checkpoint, tmp_path):
     """Evaluated after its card was written, by a path that is no longer its own."""
     out = export(checkpoint, tmp_path / "model")

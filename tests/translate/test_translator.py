@@ -326,6 +326,44 @@ def test_several_processes_give_what_one_gives(folder, prepared, tmp_path):
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_prefix_that_cannot_be_spelled_is_refused_by_its_number(folder, tmp_path, processes):
+    (tmp_path / "in").write_text("the cat\n" * 12)
+    begin = tmp_path / "begin"
+    begin.write_text("das\n" * 8 + "das ☃\n" + "\n" * 3, encoding="utf-8")
+    command = ["translate", str(folder), str(tmp_path / "in"), "--prefixes", str(begin), "--processes", processes]
+    refused = dragoman(*command, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "prefix 9: 'das ☃' holds letters that the vocabulary of the model lacks" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+
+
+def test_a_diverse_beam_takes_the_engine_that_has_it(folder, prepared):
+    """Unless CTranslate2 was asked for, or the model is an export to it."""
+    pytest.importorskip("ctranslate2")
+    texts = [source for source, _ in prepared.text("valid")[:4]]
+    wish = {"beam": 4, "groups": 2, "n_best": 4}
+    expected = Translator.load(folder, "cpu", engine="torch")
+    translator = Translator.load(folder, "cpu")
+    assert translator.search(texts, translator.request(**wish)) == expected.search(texts, expected.request(**wish))
+    assert translator.engine.name == "ctranslate2", "for all that it can do"
+    with pytest.raises(ConfigError, match="choose engine torch"):
+        Translator.load(folder, "cpu", engine="ctranslate2").translate(texts, beam=4, groups=2)
+
+
+def test_files_are_translated_one_after_the_other(folder, tmp_path):
+    texts = {"one": "the cat\n\n", "two": "a house", "three": "", "four": "my brother\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "all").write_text("the cat\n\na house\nmy brother\n")
+    several, one = tmp_path / "several", tmp_path / "one.out"
+    for output, names in ((several, texts), (one, ["all"])):
+        command = ["translate", str(folder), *(str(tmp_path / name) for name in names), "-o", str(output)]
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert several.read_text(encoding="utf-8") == one.read_text(encoding="utf-8")
+    assert one.read_text(encoding="utf-8").count("\n") == 4
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_prefixes_are_one_for_each_line(folder, tmp_path, processes):
     (tmp_path / "in").write_text("the cat\n" * 12)
     begin = tmp_path / "begin"

@@ -31,8 +31,9 @@ Beam = Annotated[
 
 def translate(
     model: ModelPath,
-    source: Annotated[
-        Optional[Path], typer.Argument(help="Text file, one sentence a line.", show_default="standard input")
+    sources: Annotated[
+        Optional[list[Path]],
+        typer.Argument(help="Text files, one sentence a line, one after the other.", show_default="standard input"),
     ] = None,
     output: Annotated[
         Optional[Path], typer.Option("--output", "-o", help="Where to write.", show_default="standard output")
@@ -67,7 +68,7 @@ def translate(
     precision: Annotated[str, typer.Option(help="Of torch: fp32, fp16, bf16, or auto: fp16 on a GPU.")] = "auto",
 ) -> None:
     """Translate raw text, line by line, in order; empty lines stay empty."""
-    texts = read(source)
+    texts = [line for path in sources for line in read(path) or []] if sources else read(None)
     given = read(prefixes) if prefixes else None
     if output:
         check_place(output)
@@ -113,7 +114,7 @@ def read(path: Path | None) -> list[str] | None:
         return None
     if path and path.is_dir():
         raise DataError(
-            f"{path}: is a folder, not a text file. The model is named first: dragoman translate MODEL [FILE]"
+            f"{path}: is a folder, not a text file. The model is named first: dragoman translate MODEL [FILES]"
         )
     try:
         raw = path.read_bytes() if path else sys.stdin.buffer.read()

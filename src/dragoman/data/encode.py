@@ -26,7 +26,7 @@ from dragoman.data.clean import Block
 from dragoman.data.corpus import SIDES, Pair, Text
 from dragoman.data.shards import DUPLICATES, Reasons, Shard, column, read_cleaned, read_shards
 from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary, cutter_for
-from dragoman.errors import DataError
+from dragoman.errors import AWAY, DataError
 from dragoman.runs import MANIFEST, read_json
 
 Ints = npt.NDArray[np.int64]
@@ -132,12 +132,10 @@ def together(variants: list[Side]) -> Side:
     """The variants of the first sentence, then those of the second, and so on."""
     if len(variants) == 1:
         return variants[0]
-    lengths = np.stack([side.lengths for side in variants], axis=1).ravel()
-    bases = np.cumsum([0] + [len(side.ids) for side in variants[:-1]])
-    each = [base + side.ends - side.lengths for base, side in zip(bases, variants, strict=True)]
-    starts, ends = np.stack(each, axis=1).ravel(), np.cumsum(lengths)
-    place = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
-    return Side(np.concatenate([side.ids for side in variants])[place], ends)
+    lengths = np.stack([side.lengths for side in variants])
+    sentence_of = np.concatenate([np.repeat(np.arange(len(of_one)), of_one) for of_one in lengths])  # of every id
+    order = np.argsort(sentence_of, kind="stable")
+    return Side(np.concatenate([side.ids for side in variants])[order], np.cumsum(lengths.T))
 
 
 def write_shard(stage: Path, shard: Shard, block: Block, sides: list[Side]) -> None:
@@ -205,6 +203,8 @@ class PreparedData:
         try:
             found = {name: runs.digest(self.folder / name) for name in known}
         except OSError as error:
+            if error.errno in AWAY:
+                raise
             return f"cannot be read ({error})"
         wrong = [name for name, expected in known.items() if expected and found[name] != expected]
         if not wrong and runs.digest_of([found[name] for name in id_files(part)]) != self.manifest[part]["digest"]:
@@ -229,6 +229,8 @@ class PreparedData:
             try:
                 ends = np.load(path.with_suffix(".ends.npy"), mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in AWAY:
+                    raise
                 raise DataError(
                     f"{self.folder}: the index of {path.name} is damaged ({error}); prepare again with --force"
                 ) from None
@@ -243,9 +245,10 @@ class PreparedData:
     def text(self, part: str) -> list[Pair]:
         if not self.has(part):
             raise DataError(
-                f"{self.folder}: holds no {part} set; name one with data.{part}_source and data.{part}_target and prepare again"
+                f"{self.folder}: was prepared without a {part} set; name two files with --source and --reference, or a set with --set"
             )
         pairs = list(read_shards(self.folder, part))
         if not self.manifest.get("tokenized"):
             return pairs
-        return list(zip(*(self.vocabulary.join([pair[side] for pair in pairs]) for side in (0, 1)), strict=True))
+        sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+        return list(zip(self.vocabulary.source.join(sources), self.vocabulary.join(targets), strict=True))

@@ -247,9 +247,8 @@ class Preparation:
                     what = *task, file, sides, self.sample_step(shards, reasons, sides)
                     learn_from(*what) if len(shards) == 1 else self.crew.apply(learn_from, *what)
             except DataError as error:
-                drops = dict(sum((shard.dropped for shard in shards), Counter()))
-                left = f"{sum(shard.pairs for shard in shards):,} training pairs were left after cleaning"
-                raise DataError(f"{error} ({left}, dropped: {drops or 'none'})") from None
+                left = f"training pairs left after cleaning: {sum(shard.pairs for shard in shards):,}"
+                raise DataError(f"{error} ({left}, dropped: {drops_of(shards)})") from None
         return Vocabulary(path)
 
     def sample_step(self, shards: list[Shard], reasons: list[Reasons], sides: tuple[int, ...]) -> int:
@@ -344,9 +343,14 @@ def sampled(shards: list[Path], reasons: list[Reasons], every: int, sides: tuple
 def some_left(part: str, shards: list[Shard]) -> list[Shard]:
     if not any(shard.pairs for shard in shards):
         where = ", ".join(sorted({shard.corpus for shard in shards})) or "the corpus is empty"
-        drops = dict(sum((shard.dropped for shard in shards), Counter())) or "nothing"
-        raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops})")
+        raise DataError(f"{where}: no pair of the {part} set is left after cleaning (dropped: {drops_of(shards)})")
     return shards
+
+
+def drops_of(shards: list[Shard]) -> str:
+    """'12 too long, 3 copy', or 'none'."""
+    drops = sum((shard.dropped for shard in shards), Counter[str]())
+    return ", ".join(f"{count:,} {reason}" for reason, count in drops.items()) or "none"
 
 
 def described(folder: Path, part: str, cleaned: list[Shard], encoded: list[Shard]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ PAD, EOS, BOS, UNK = 0, 1, 2, 3
 MARKS = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 TRAINER: Any = {f"{name}_id": number for name, number in MARKS.items()} | {"minloglevel": 2}  # whatever is learnt
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece of byte fallback
+LANGUAGE = re.compile(r">>[^<>]+<<")  # before a text: what to translate it into, as OPUS-MT's models are told
 NEVER_WRITTEN = (PAD, BOS)  # marks that no translation holds
 VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter where the source has one of its own
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
@@ -130,7 +131,7 @@ class Vocabulary:
         """Whether a text is cut word by word, whatever stands beside: true of BPE (whose scores are ranks), unless a piece goes
         beyond a word or white space is treated in a way of its own. Unigram's sums are rounded over the whole text."""
         inside = any(SPACE in piece[1:] for piece in self.pieces())
-        if inside or self.processor.piece_to_id(SPACE) == UNK:
+        if inside or self.languages or self.processor.piece_to_id(SPACE) == UNK:
             return False
         ranked = all(self.processor.get_score(number).is_integer() for number in range(len(self)))
         cut = self.processor.encode
@@ -138,8 +139,24 @@ class Vocabulary:
 
     def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
         """Ids of every text, each closed with the end-of-sentence mark."""
-        rows: list[list[int]] = self.processor.encode(texts, add_eos=True, num_threads=threads or self.cores)
-        return rows
+        return self.cut(texts, num_threads=threads or self.cores)
+
+    def cut(self, texts: list[str], **how: Any) -> list[list[int]]:
+        marks = [self.language_of(text) for text in texts] if self.languages else [""] * len(texts)
+        rest = [text[len(mark) :] for text, mark in zip(texts, marks, strict=True)]
+        rows: list[list[int]] = self.processor.encode(rest, add_eos=True, **how)
+        return [[self.languages[mark], *row] if mark else row for mark, row in zip(marks, rows, strict=True)]
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Pieces that say in front of a text what it is to be translated into. As they are no text to SentencePiece, it never
+        finds them by itself: with its blank before them they would not be what the model has learnt."""
+        named = {piece: number for number, piece in enumerate(self.pieces()) if LANGUAGE.fullmatch(piece)}
+        return {piece: number for piece, number in named.items() if self.processor.is_control(number)}
+
+    def language_of(self, text: str) -> str:
+        found = LANGUAGE.match(text)
+        return found[0] if found and found[0] in self.languages else ""
 
     @cached_property
     def draws(self) -> bool:
@@ -157,9 +174,8 @@ class Vocabulary:
             )
         with SAMPLING, ThreadPoolExecutor(1) as fresh:  # a thread takes the seed once, when it first draws
             sentencepiece.set_random_generator_seed(min(seed, LARGEST_SEED))
-            how: Any = {"enable_sampling": True, "nbest_size": -1, "alpha": dropout, "num_threads": 1, "add_eos": True}
-            cut: list[list[int]] = fresh.submit(self.processor.encode, texts, **how).result()
-        return cut
+            how: Any = {"enable_sampling": True, "nbest_size": -1, "alpha": dropout, "num_threads": 1}
+            return fresh.submit(self.cut, texts, **how).result()
 
     def look_up(self, pieces: list[str]) -> list[list[int]]:
         """The id of every piece, in a list. Marks that are no text, such as </s>, are unknown there."""

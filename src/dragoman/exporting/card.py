@@ -44,9 +44,11 @@ def write_card(
     pair = f"{description.source_lang} to {description.target_lang or 'an unnamed language'}"
     head = ["---", "language:", *(f"- {code}" for code in (description.source_lang, description.target_lang) if code)]
     head += [f"license: {licence}"] if licence else []
-    head += ["pipeline_tag: translation", "library_name: dragoman", "tags:", "- translation", "- dragoman", "---"]
+    library = "transformers" if kind == "huggingface" else "dragoman"
+    head += ["pipeline_tag: translation", f"library_name: {library}", "tags:", "- translation", "- dragoman", "---"]
     shape = description.model
     told, rows = before(folder / "README.md") if run is None else ([], [])
+    table = scores(run, folder, origin, rows, rounded=quantization not in (None, "float32"))
     body = [
         f"# Translation from {pair}",
         "",
@@ -55,7 +57,7 @@ def write_card(
         f"Format: {kind}{f', weights in {quantization}' if quantization else ''}.",
         "",
         *(told or made_of(run, folder, origin)),
-        *scores(run, folder, origin, rows),
+        *table,
         "## Licence",
         "",
         licence or "Not stated. Whoever publishes this model should say under which terms, as its training data allow.",
@@ -139,8 +141,11 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: list[str]) -> list[str]:
-    """Those of an earlier card, of training, and what `dragoman evaluate` found; a model without a run keeps that itself."""
+def scores(
+    run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: list[str], *, rounded: bool
+) -> list[str]:
+    """Those of an earlier card, of training, and what `dragoman evaluate` found; a model without a run keeps that itself. All are
+    of the model as it was trained, which is said where its weights are `rounded` now."""
     found = origin.get("scores", {}).items()
     rows = [
         *filter(None, before),
@@ -154,6 +159,8 @@ def scores(run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: l
             ]
     if not rows:
         return []
+    if rounded:
+        rows = [f"{row.removesuffix(' |')}, before quantisation |" for row in rows]
     return ["## Scores", "", "| set | metric | score | signature |", RULE, *dict.fromkeys(rows), ""]
 
 

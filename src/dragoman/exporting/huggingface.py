@@ -3,15 +3,16 @@
     style tensor2tensor <-> PegasusForConditionalGeneration   norms before sublayers, positions stored in the file
     style marian        <-> MarianMTModel                     what OPUS-MT publishes
 
-Both have the same names inside, and MarianTokenizer reads the vocabulary of either: source.spm, target.spm, vocab.json. Their
-attention always has biases; where ours has none they are zero. Nothing here needs transformers itself.
+Both have the same names inside, and MarianTokenizer reads the vocabulary of either: source.spm, target.spm, vocab.json, and for a
+Marian model whose sides have vocabularies of their own target_vocab.json. Their attention always has biases; where ours has none
+they are zero. Nothing here needs transformers itself.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,24 @@ from dragoman import runs
 from dragoman.config import Config
 from dragoman.config.load import check
 from dragoman.config.schema import Model, Translate
-from dragoman.data.subwords import BOS, EOS, PAD, UNK, Vocabulary
+from dragoman.data.subwords import BOS, EOS, LANGUAGE, PAD, UNK, Vocabulary
 from dragoman.errors import RunError
 from dragoman.exporting import vacant
 from dragoman.exporting.card import licence_of, write_card
 from dragoman.model import folder as model_folder
 from dragoman.model.layers import is_marian
-from dragoman.model.transformer import Transformer
+from dragoman.model.transformer import Transformer, waves
 from dragoman.translate.models import read_whole
 
 POSITIONS = 1024
 SPECIAL = {PAD: "<pad>", EOS: "</s>", BOS: "<s>", UNK: "<unk>"}
 MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "decoder_start_token_id": BOS}
 SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")  # names of the one matrix
+APART = (
+    ("model.decoder.embed_tokens.weight", "lm_head.weight"),
+    ("model.encoder.embed_tokens.weight",),
+)  # target, source
+POSITION_NAMES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
 
 # --- names -------------------------------------------------------------------------------------------------
 
@@ -66,9 +72,10 @@ def names(section: Model) -> Iterator[tuple[str, list[str]]]:
 
 def write_huggingface(folder: Path, fresh: Path) -> None:
     model, description, vocabulary = read_whole(folder)
-    if description.source_vocab_size:
+    if description.source_vocab_size and not is_marian(description.model):
         raise RunError(
-            f"{folder}: has a vocabulary for each side, which these formats of transformers have not; export ctranslate2 or dragoman"
+            f"{folder}: has a vocabulary for each side, which transformers knows of Marian only; style {description.model.style} "
+            "becomes Pegasus there, with one matrix for both. Export ctranslate2 or dragoman"
         )
     model_folder.write_tensors(fresh / "model.safetensors", their_tensors(model), {"format": "pt"})
     runs.write_json(fresh / "config.json", their_config(description))
@@ -80,8 +87,11 @@ def their_tensors(model: Transformer) -> dict[str, Tensor]:
     ours = model.state_dict()
     table = model.wave_table(POSITIONS)
     bias = torch.zeros(len(model.embedding.weight)) if model.output_bias is None else model.output_bias
-    found = {"model.shared.weight": model.embedding.weight, "final_logits_bias": bias[None].clone()}
-    found |= {f"model.{side}.embed_positions.weight": table.clone() for side in ("encoder", "decoder")}
+    found = {"final_logits_bias": bias[None].clone(), **{name: table.clone() for name in POSITION_NAMES}}
+    if model.source_embedding:
+        found |= {APART[0][0]: model.embedding.weight, APART[1][0]: model.source_embedding.weight}
+    else:
+        found[SHARED[0]] = model.embedding.weight
     for mine, theirs in names(model.section):
         weight, count = ours[f"{mine}.weight"], len(theirs)
         bias = ours.get(f"{mine}.bias", torch.zeros(len(weight)))
@@ -96,7 +106,8 @@ def their_config(description: model_folder.Description) -> dict[str, Any]:
     return {
         "architectures": ["MarianMTModel" if marian else "PegasusForConditionalGeneration"],
         "model_type": "marian" if marian else "pegasus",
-        "vocab_size": description.vocab_size,
+        "vocab_size": description.source_vocab_size or description.vocab_size,
+        "decoder_vocab_size": description.vocab_size,
         "d_model": section.d_model,
         "encoder_layers": section.encoder_layers,
         "decoder_layers": section.decoder_layers,
@@ -108,7 +119,7 @@ def their_config(description: model_folder.Description) -> dict[str, Any]:
         "scale_embedding": True,
         "max_position_embeddings": POSITIONS,
         "is_encoder_decoder": True,
-        "share_encoder_decoder_embeddings": True,
+        "share_encoder_decoder_embeddings": not description.source_vocab_size,
         "tie_word_embeddings": True,
         **MARKS,
         "forced_eos_token_id": None,
@@ -125,34 +136,48 @@ def generation(section: Translate) -> dict[str, Any]:
 def write_tokenizer(fresh: Path, description: model_folder.Description, vocabulary: Vocabulary) -> None:
     for name, side in (("source.spm", vocabulary.source), ("target.spm", vocabulary)):
         (fresh / name).write_bytes(side.path.read_bytes())
-    runs.write_json(fresh / "vocab.json", {piece: index for index, piece in enumerate(vocabulary.pieces())})
+    apart = bool(description.source_vocab_size)
+    for name, side in {"vocab.json": vocabulary.source, **({"target_vocab.json": vocabulary} if apart else {})}.items():
+        runs.write_json(fresh / name, {piece: index for index, piece in enumerate(side.pieces())})
     languages = {"source_lang": description.source_lang, "target_lang": description.target_lang}
     tokens = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "model_max_length": POSITIONS // 2}
-    runs.write_json(fresh / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", **languages, **tokens})
+    runs.write_json(
+        fresh / "tokenizer_config.json",
+        {"tokenizer_class": "MarianTokenizer", "separate_vocabs": apart, **languages, **tokens},
+    )
 
 
 # --- in ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Those of a side, in our order."""
+
+    numbers: list[int]  # theirs of every one
+    listed: list[str]  # all but the marks
+
+
 def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], model_folder.Description, list[Any]]:
     """Weights, description, and the SentencePiece models of both sides."""
-    config, numbers = read_table(folder / "config.json"), read_table(folder / "vocab.json")
+    config = read_table(folder / "config.json")
     section = our_section(config, folder)
     theirs = read_tensors(folder)
-    kept = order(numbers, config, folder)
-    weights = our_tensors(theirs, section, kept, folder)
+    check_positions(theirs, section, folder)
+    target, source = read_pieces(folder, config)
+    weights = our_tensors(theirs, section, target, source, folder)
     tokenizer = folder / "tokenizer_config.json"
     languages = read_table(tokenizer) if tokenizer.is_file() else {}
     description = model_folder.Description(
         section,
-        len(kept),
+        len(target.numbers),
         str(languages.get("source_lang") or "en"),
         str(languages.get("target_lang") or ""),
         Translate(beam=4),
+        len(source.numbers) if source else 0,
     )
-    by_number = {number: piece for piece, number in numbers.items()}
-    listed = [by_number[number] for number in kept[len(SPECIAL) :]]
-    return weights, description, [sided(folder / name, listed) for name in ("source.spm", "target.spm")]
+    sides = {"source.spm": source or target, "target.spm": target}
+    return weights, description, [sided(folder / name, pieces.listed) for name, pieces in sides.items()]
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -167,7 +192,6 @@ def our_section(config: dict[str, Any], folder: Path) -> Model:
     kind = config.get("model_type")
     expected = {
         "scale_embedding": True,
-        "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
         "normalize_embedding": False,
     }
@@ -176,6 +200,8 @@ def our_section(config: dict[str, Any], folder: Path) -> Model:
         wrong.insert(0, f"model_type = {kind!r} (marian and pegasus can be)")
     elif kind == "marian":
         wrong += [f"{key} = true" for key in ("normalize_before", "add_final_layer_norm") if config.get(key)]
+    elif not shares(config):
+        wrong.append("share_encoder_decoder_embeddings = False (of Marian only)")
     activation: Any = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
     if activation not in ("relu", "swish"):
         wrong.append(f"activation_function = {activation!r}")
@@ -217,36 +243,76 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor.float() for name, tensor in found.items()}
 
 
-def order(numbers: dict[str, int], config: dict[str, Any], folder: Path) -> list[int]:
-    """Their number of every piece of ours. The first target slot holds their start mark, whatever it is."""
+def check_positions(theirs: dict[str, Tensor], section: Model, folder: Path) -> None:
+    """Pegasus computes waves of its own where none are stored; Marian's are ours. What is stored may be in 16 bits."""
+    for name in POSITION_NAMES:
+        stored = theirs.get(name)
+        if stored is None and not is_marian(section):
+            raise RunError(
+                f"{folder}: cannot be imported: {name} is missing, and the positions of Pegasus itself are not ours"
+            )
+        if stored is None:
+            continue
+        ours = waves(torch.arange(len(stored)), section.d_model, section.style)
+        if stored.shape != ours.shape or not torch.allclose(stored, ours, atol=0.01):
+            raise RunError(
+                f"{folder}: cannot be imported: {name} are other positions than the waves of style {section.style}"
+            )
+
+
+def shares(config: dict[str, Any]) -> bool:
+    return bool(config.get("share_encoder_decoder_embeddings", True))
+
+
+def read_pieces(folder: Path, config: dict[str, Any]) -> tuple[Pieces, Pieces | None]:
+    """Those of the target, and those of the source where it has others."""
+    start = config.get("decoder_start_token_id")
+    if start is not None and not isinstance(start, int):
+        raise RunError(f"{folder}/config.json: decoder_start_token_id = {start!r} is no whole number")
+    if shares(config):
+        return in_order(folder / "vocab.json", start), None
+    target, source = in_order(folder / "target_vocab.json", start), in_order(folder / "vocab.json", None)
+    if target.listed == source.listed:
+        raise RunError(
+            f"{folder}: cannot be imported: two matrices for the same pieces; ours has two where the pieces differ"
+        )
+    return target, source
+
+
+def in_order(path: Path, start: int | None) -> Pieces:
+    """The first target slot holds their start mark, whatever it is; a source has none."""
+    numbers = read_table(path)
     wrong = [piece for piece, number in numbers.items() if not isinstance(number, int)]
     if wrong:
-        raise RunError(f"{folder}/vocab.json: {wrong[0]!r} has no whole number")
+        raise RunError(f"{path}: {wrong[0]!r} has no whole number")
     missing = [piece for piece in ("</s>", "<unk>", "<pad>") if piece not in numbers]
     if missing:
-        raise RunError(f"{folder}/vocab.json: has no {missing[0]}")
-    rest = [numbers[piece] for piece in sorted(numbers, key=numbers.__getitem__) if piece not in SPECIAL.values()]
-    start = config.get("decoder_start_token_id")
-    start = numbers["<pad>"] if start is None else start
-    if not isinstance(start, int):
-        raise RunError(f"{folder}/config.json: decoder_start_token_id = {start!r} is no whole number")
-    return [numbers["<pad>"], numbers["</s>"], start, numbers["<unk>"], *rest]
+        raise RunError(f"{path}: has no {missing[0]}")
+    listed = [piece for piece in sorted(numbers, key=numbers.__getitem__) if piece not in SPECIAL.values()]
+    marks = [numbers["<pad>"], numbers["</s>"], numbers["<pad>"] if start is None else start, numbers["<unk>"]]
+    return Pieces([*marks, *(numbers[piece] for piece in listed)], listed)
 
 
-def our_tensors(theirs: dict[str, Tensor], section: Model, kept: list[int], folder: Path) -> dict[str, Tensor]:
+def our_tensors(
+    theirs: dict[str, Tensor], section: Model, target: Pieces, source: Pieces | None, folder: Path
+) -> dict[str, Tensor]:
     def take(name: str) -> Tensor:
         if name not in theirs:
             raise RunError(f"{folder}: has no tensor {name}")
         return theirs[name]
 
-    shared = next((name for name in SHARED if name in theirs), SHARED[0])
-    beyond = [number for number in kept if not 0 <= number < len(take(shared))]
-    if beyond:
-        raise RunError(
-            f"{folder}: has no row {beyond[0]} in {shared}, which vocab.json or decoder_start_token_id names"
-        )
-    rows = torch.tensor(kept)
-    found = {"embedding.weight": take(shared)[rows]}
+    def rows_of(names: tuple[str, ...], pieces: Pieces) -> Tensor:
+        name = next((name for name in names if name in theirs), names[0])
+        beyond = [number for number in pieces.numbers if not 0 <= number < len(take(name))]
+        if beyond:
+            raise RunError(
+                f"{folder}: has no row {beyond[0]} in {name}, which its vocabulary or decoder_start_token_id names"
+            )
+        return take(name)[torch.tensor(pieces.numbers)]
+
+    found = {"embedding.weight": rows_of(APART[0] if source else SHARED, target)}
+    if source:
+        found["source_embedding.weight"] = rows_of(APART[1], source)
     for mine, parts in names(section):
         found[f"{mine}.weight"] = torch.cat([take(f"{name}.weight") for name in parts])
         bias = torch.cat([take(f"{name}.bias") for name in parts])
@@ -256,7 +322,8 @@ def our_tensors(theirs: dict[str, Tensor], section: Model, kept: list[int], fold
             raise RunError(
                 f"{folder}: cannot be imported: {parts[0]} has biases, which attention of this style has not"
             )
-    bias = theirs.get("final_logits_bias", torch.zeros(1, len(theirs[shared])))[0][rows]
+    rows = torch.tensor(target.numbers)
+    bias = theirs["final_logits_bias"][0][rows] if "final_logits_bias" in theirs else torch.zeros(len(rows))
     if is_marian(section):
         found["output_bias"] = bias
     elif bias.any():
@@ -278,7 +345,7 @@ def sided(path: Path, listed: list[str]) -> Any:
     for index, piece in sorted(SPECIAL.items()):
         proto.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if index == UNK else kind.CONTROL)
     for piece in listed:
-        known = kind.USER_DEFINED if re.fullmatch(r">>.+<<", piece) else kind.UNUSED
+        known = kind.CONTROL if LANGUAGE.fullmatch(piece) else kind.UNUSED  # see Vocabulary.languages
         proto.pieces.add(
             piece=piece, score=scores.get(piece, lowest - 10.0), type=kind.NORMAL if piece in scores else known
         )

@@ -12,10 +12,13 @@ from typing import Any
 
 from dragoman import runs
 from dragoman.cores import usable_cores
+from dragoman.data.subwords import Vocabulary
 from dragoman.errors import DragomanError, Unfinished
+from dragoman.model.folder import VOCABULARY
 from dragoman.translate.models import is_ctranslate2
+from dragoman.translate.pieces import checked
 from dragoman.translate.request import Request
-from dragoman.translate.translator import Translation, Translator, one_each
+from dragoman.translate.translator import Translation, Translator, one_each, spelled
 
 MOST_AT_ONCE = 4096  # texts of one task
 
@@ -34,6 +37,7 @@ def search_together(
     """As Translator.search: `folder` and `opening` go to Translator.read, the same one in all processes; `options` go to the search;
     prefixes are dealt out with the texts."""
     prefixes = one_each(options.pop("prefixes"), texts)
+    spelled(checked(prefixes), Vocabulary(folder / VOCABULARY))  # refused by their numbers here, not in a share
     context = multiprocessing.get_context("spawn")
     numbers: Queue[int] = context.Queue()
     for number in range(processes):

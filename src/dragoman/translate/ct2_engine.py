@@ -6,8 +6,9 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman import runs
 from dragoman.cores import usable_cores, wanted_threads
@@ -22,6 +23,12 @@ POSITIONS = 2048
 MOST_WORKERS = 4
 MOST_AT_ONCE = 64  # sentences of one worker
 NO_PENALTY = 1e-9  # with exactly 0 CTranslate2 stops as soon as the best hypothesis has ended
+
+
+class Task(NamedTuple):
+    source: list[int]  # with the end mark
+    prefix: list[int]
+    limit: int  # most ids of a translation
 
 
 class CTranslate2Engine:
@@ -80,25 +87,49 @@ class CTranslate2Engine:
             raise ConfigError([told], "translate")
         if request.sample:
             self.begin_to_draw(request.seed)
-        limits = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        limits = [min(POSITIONS - 1, request.most_ids(*each)) for each in zip(sources, prefixes, strict=True)]
+        tasks = list(map(Task, sources, prefixes, limits))
+        found = self.search_within(tasks, request, attention)
+        # A search in torch never takes these marks. Forbidding them here changes all scores a little, so it is done where they come.
+        never = [[self.pieces[mark]] for mark in NEVER_WRITTEN]
+        marked = [
+            n for n, each in enumerate(found) if any(set(NEVER_WRITTEN) & set(hypothesis.ids) for hypothesis in each)
+        ]
+        put(found, marked, self.search_within([tasks[n] for n in marked], request, attention, never))
+        return [ranked(hypotheses, request) for hypotheses in found]
 
-        def search(chosen: list[int]) -> None:
-            pair = [sources[index] for index in chosen], [prefixes[index] for index in chosen]
-            limit = max(limits[index] for index in chosen)
-            for index, hypotheses in zip(chosen, self.search_batch(*pair, request, limit, attention), strict=True):
-                found[index] = hypotheses
+    def search_within(
+        self, tasks: list[Task], request: Request, attention: bool, without: list[list[str]] | None = None
+    ) -> list[list[Hypothesis]]:
+        """As if each sentence were searched alone: CTranslate2 has one limit for a batch, ours is a sentence's own. What is cut at it
+        ends there, as in torch. Until they are ranked, scores are log-probabilities."""
+        if not tasks:
+            return []
+        found = self.search_batch(tasks, request, attention, without)
+        # A beam that went on at the limit has returned something of that length: fewer than `beam` hypotheses ended before.
+        reached = [n for n, each in enumerate(found) if any(len(h.ids) >= tasks[n].limit for h in each)]
+        if not request.sample and request.beam > 1:
+            for chosen in by_limit(reached, tasks):
+                again = self.search_batch([tasks[n] for n in chosen], request, attention, without, patience=2)
+                put(found, chosen, [done(each, tasks[chosen[0]].limit, request.beam) for each in again])
+        changed = reached if without is None else list(range(len(tasks)))
+        put(found, changed, self.scored([tasks[n] for n in changed], [found[n] for n in changed]))
+        return found
 
-        if attention:  # one by one: in a batch the attention of first words that CTranslate2 returns is not their own
-            for chosen in by_limit(range(len(sources)), limits):
-                search(chosen)
-        elif sources:
-            search(list(range(len(sources))))
-            # CTranslate2 has one limit for all, ours is a sentence's own; one hypothesis beyond it might have won at it.
-            longer = [n for n, each in enumerate(found) if any(len(hypothesis.ids) > limits[n] for hypothesis in each)]
-            for chosen in by_limit(longer, limits):
-                search(chosen)
-        return [hypotheses[: request.n_best] for hypotheses in found]
+    def scored(self, tasks: list[Task], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """With the log-probabilities that the model gives to all ids after the prefix, and to an end mark after them."""
+        pairs = [(task, each) for task, hypotheses in zip(tasks, found, strict=True) for each in hypotheses]
+        results = self.translator.score_batch(
+            [self.spelled(task) for task, _ in pairs],
+            [[self.pieces[index] for index in each.ids] for _, each in pairs],
+            max_batch_size=MOST_AT_ONCE,
+            max_input_length=0,
+        )
+        scores = (sum(result.log_probs[len(task.prefix) :]) for result, (task, _) in zip(results, pairs, strict=True))
+        return [[replace(each, score=next(scores)) for each in hypotheses] for hypotheses in found]
+
+    def spelled(self, task: Task) -> list[str]:
+        return [self.source_pieces[index] for index in task.source[:-1]]
 
     def begin_to_draw(self, seed: int) -> None:
         """The same seed draws the same in every process. Within one it cannot be set back: the library's threads have read it.
@@ -113,24 +144,30 @@ class CTranslate2Engine:
 
     def search_batch(
         self,
-        sources: list[list[int]],
-        prefixes: list[list[int]],
+        tasks: list[Task],
         request: Request,
-        limit: int,
         attention: bool,
-        without: list[list[str]] | None = None,
+        without: list[list[str]] | None,
+        patience: int = 1,
     ) -> list[list[Hypothesis]]:
-        translator, share = self.translator, -(-len(sources) // self.workers)
-        how: dict[str, Any] = {"beam_size": request.beam, "num_hypotheses": request.beam}
+        """With `patience` 2 also what the beam would leave out: it chooses at the limit without knowing the scores of end marks."""
+        translator, share = self.translator, -(-len(tasks) // self.workers)
+        how: dict[str, Any] = {
+            "beam_size": request.beam,
+            "num_hypotheses": patience * request.beam,
+            "patience": patience,
+        }
         if request.sample:
-            translator, share = self.drawing, len(sources)
+            translator, share = self.drawing, len(tasks)
             how = {"beam_size": 1, "num_hypotheses": request.n_best, "sampling_topk": request.top_k}
             how |= {"sampling_topp": request.top_p, "sampling_temperature": request.temperature}
+        prefixes = [[self.pieces[index] for index in task.prefix] for task in tasks]
         results = translator.translate_batch(
-            [[self.source_pieces[index] for index in source[:-1]] for source in sources],
-            target_prefix=[[self.pieces[index] for index in prefix] for prefix in prefixes] if any(prefixes) else None,
+            list(map(self.spelled, tasks)),
+            target_prefix=prefixes if any(prefixes) else None,
+            # One by one for attention: in a batch that of first words, as CTranslate2 returns it, is not their own.
             max_batch_size=1 if attention else min(share, MOST_AT_ONCE),
-            max_decoding_length=min(POSITIONS - 1, limit),
+            max_decoding_length=max(task.limit for task in tasks),
             suppress_sequences=without,
             min_decoding_length=0,
             max_input_length=0,
@@ -139,32 +176,40 @@ class CTranslate2Engine:
             return_attention=attention,
             **how,
         )
-        found = [self.hypotheses(result, request) for result in results]
-        if without is None and any(
-            number in NEVER_WRITTEN for hypotheses in found for each in hypotheses for number in each.ids
-        ):
-            # A search in torch never takes these. Here forbidding them changes all scores a little, so it is done where they come.
-            never = [[self.pieces[mark]] for mark in NEVER_WRITTEN]
-            return self.search_batch(sources, prefixes, request, limit, attention, never)
-        return found
+        return [self.hypotheses(*each) for each in zip(results, tasks, strict=True)]
 
-    def hypotheses(self, result: Any, request: Request) -> list[Hypothesis]:
+    def hypotheses(self, result: Any, task: Task) -> list[Hypothesis]:
         attention = result.attention or [[] for _ in result.hypotheses]
-        found = [
-            Hypothesis(
-                [self.ids[piece] for piece in pieces], score / request.penalty(len(pieces) + 1), rows[: len(pieces)]
-            )
+        return [
+            Hypothesis([self.ids[piece] for piece in pieces[: task.limit]], score, rows[: min(len(pieces), task.limit)])
             for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True)
         ]
-        return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-def by_limit(chosen: Iterable[int], limits: list[int]) -> Iterable[list[int]]:
+def by_limit(chosen: Iterable[int], tasks: list[Task]) -> Iterable[list[int]]:
     """Those of the same limit together."""
     groups: dict[int, list[int]] = {}
     for index in chosen:
-        groups.setdefault(limits[index], []).append(index)
+        groups.setdefault(tasks[index].limit, []).append(index)
     return groups.values()
+
+
+def put(found: list[list[Hypothesis]], places: list[int], others: list[list[Hypothesis]]) -> None:
+    for place, hypotheses in zip(places, others, strict=True):
+        found[place] = hypotheses
+
+
+def done(hypotheses: list[Hypothesis], limit: int, beam: int) -> list[Hypothesis]:
+    """Only those that ended by themselves, where these were enough to end the search before the others were cut."""
+    ended = [each for each in hypotheses if len(each.ids) < limit]
+    return ended if len(ended) >= beam else hypotheses
+
+
+def ranked(hypotheses: list[Hypothesis], request: Request) -> list[Hypothesis]:
+    """As in torch: of the likeliest, as many as the beam is wide, the best by the score with our length penalty."""
+    likeliest = sorted(hypotheses, key=lambda each: -each.score)[: request.rows * request.width]
+    best = [replace(each, score=each.score / request.penalty(len(each.ids) + 1)) for each in likeliest]
+    return sorted(best, key=lambda each: -each.score)[: request.n_best]
 
 
 def tell_fallback(folder: Path, arithmetic: str) -> None:

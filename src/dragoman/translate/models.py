@@ -20,11 +20,15 @@ CT2_WEIGHTS = "model.bin"
 def find_model(path: Path) -> Path:
     """The folder with the weights: `path` itself, or the best checkpoint of the run at `path`."""
     if not path.is_dir():
-        raise RunError(f"{path}: no such folder. Name a run, a checkpoint or an exported model")
+        what = "is a file" if path.exists() else "no such folder"
+        raise RunError(f"{path}: {what}. Name the folder of a run, a checkpoint or an exported model")
     if not (path / model_folder.DESCRIPTION).is_file():
         if is_ctranslate2(path):
             raise RunError(f"{path}: a CTranslate2 model without {model_folder.DESCRIPTION}; export it again")
-        return best_checkpoint(runs.open_run(path))
+        run = runs.RunFolder(path)
+        if not run.exists():
+            raise RunError(f"{path}: holds no model. Name the folder of a run, a checkpoint or an exported model")
+        return best_checkpoint(run)
     if (path / runs.MANIFEST).is_file() and (problem := runs.damage(path)):
         raise damaged(path, problem)
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import sentencex
@@ -31,15 +31,19 @@ class Part:
 
 def parts(text: str, ids: list[int], vocabulary: Vocabulary, language: str, *, split: bool, space: str) -> list[Part]:
     """The text itself, whose ids are given; its sentences, when asked for or when it is too long; pieces of a sentence that is
-    still too long."""
-    if ids == [EOS]:  # nothing, or nothing that the vocabulary keeps
-        return []
-    if not split and len(ids) <= LONGEST:
-        return [Part(ids, space, text)]
-    found = list(sentences(text, language))
-    encoded = zip(vocabulary.encode(found), found, strict=True)
+    still too long. The language that a text begins with is told with every part of it."""
+    whole = not split and len(ids) <= LONGEST
+    found = [text] if whole else list(sentences(text, language))
     inside = "" if is_spaced(language) else space  # words are cut only where nothing tells them apart
-    return [part for ids, sentence in encoded if ids != [EOS] for part in cut(ids, sentence, vocabulary, space, inside)]
+    own: list[int] = []
+    made: list[Part] = []
+    for sentence, each in zip(found, [ids] if whole else vocabulary.encode(found), strict=True):
+        mark = vocabulary.language_of(sentence)
+        own, rest = each[: bool(mark)] or own, each[bool(mark) :]
+        if rest != [EOS]:  # nothing, or nothing that the vocabulary keeps
+            pieces = cut(rest, sentence[len(mark) :].strip(), vocabulary, space, inside)
+            made += [replace(part, ids=[*own, *part.ids]) for part in pieces] if own else pieces
+    return made
 
 
 def sentences(text: str, language: str) -> Iterator[str]:
@@ -74,13 +78,18 @@ def cut(ids: list[int], sentence: str, vocabulary: Vocabulary, space: str, insid
 def source_places(text: str, cut: list[Part], vocabulary: Vocabulary) -> list[int]:
     """Where in the text the subwords of its parts begin."""
     places: list[int] = []
+    waiting: list[int] = []
     at = 0
-    for sentence in (part.sentence for part in cut if part.sentence):
-        at = max(at, text.find(sentence, at))
-        places += [
-            at + piece.begin for piece in vocabulary.processor.encode(sentence, out_type="immutable_proto").pieces
-        ]
-        at += len(sentence)
+    for part in cut:
+        if part.sentence:
+            at = max(at, text.find(part.sentence, at))
+            again = vocabulary.processor.encode(part.sentence, out_type="immutable_proto")
+            waiting = [at + piece.begin for piece in again.pieces]
+            at += len(part.sentence)
+        told = [0] if part.ids[0] in vocabulary.languages.values() else []
+        count = len(part.ids) - 1 - len(told)
+        places += told + waiting[:count]
+        waiting = waiting[count:]
     return places
 
 

@@ -103,7 +103,10 @@ def advance(model: Transformer, cache: Cache, beams: Beams, request: Request, sl
     # The best that did not end. There are enough: of twice as many candidates no more than half can end.
     order = torch.arange(ends_BC.shape[1], device=ends_BC.device)
     chosen_BK = (order + order.numel() * ends_BC).topk(hypotheses, dim=1, largest=False).indices
-    extend(beams, *(each.gather(1, chosen_BK) for each in (rank_BC.masked_fill(ends_BC, NEVER), origin_BC, id_BC)))
+    # In the last slot nobody takes the place of one that ends, as in CTranslate2: what is cut at the limit is the beam of then.
+    last_B1 = (position + 1 == beams.limit_B)[:, None]
+    rank_BC = rank_BC.masked_fill(ends_BC | last_B1 & (order >= hypotheses), NEVER)
+    extend(beams, *(each.gather(1, chosen_BK) for each in (rank_BC, origin_BC, id_BC)))
 
 
 def candidates(logits_BKV: Tensor, forced_B: Tensor, is_given_B: Tensor, request: Request) -> tuple[Tensor, Tensor]:

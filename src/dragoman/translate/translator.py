@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from dragoman import runs
 from dragoman.config.schema import Translate
 from dragoman.data.languages import is_spaced
-from dragoman.data.subwords import Vocabulary
+from dragoman.data.subwords import UNK, Vocabulary
 from dragoman.errors import ConfigError, DataError
 from dragoman.model import folder as model_folder
 from dragoman.translate.ct2_engine import CTranslate2Engine
@@ -40,9 +41,16 @@ class Translator:
     """
 
     def __init__(
-        self, engine: Engine, vocabulary: Vocabulary, section: Translate, languages: tuple[str, str] = ("en", "")
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        section: Translate,
+        languages: tuple[str, str] = ("en", ""),
+        other: Callable[[], Engine] | None = None,
     ):
+        """`other` opens the engine for what the first one cannot do."""
         self.engine, self.vocabulary, self.section, self.languages = engine, vocabulary, section, languages
+        self.other = other
 
     @classmethod
     def load(
@@ -61,9 +69,10 @@ class Translator:
         description = model_folder.read_description(folder)
         vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
         languages = (description.source_lang, description.target_lang)
-        return cls(
-            open_engine(folder, vocabulary, device, engine, precision), vocabulary, description.translate, languages
-        )
+        opened = open_engine(folder, vocabulary, device, engine, precision)
+        free = engine == "auto" and opened.name == CTranslate2Engine.name and not is_ctranslate2(folder)
+        other = cache(partial(open_engine, folder, vocabulary, device, "torch", precision)) if free else None
+        return cls(opened, vocabulary, description.translate, languages, other)
 
     def request(self, **options: Any) -> Request:
         return request_for(self.section, **options)
@@ -88,7 +97,7 @@ class Translator:
         """For every text its `n_best` translations, the best first. With `split` a text may hold several sentences; a long one
         is always split. A translation begins with its prefix."""
         normal = checked(texts)
-        prefixes = checked(one_each(prefixes, texts))
+        begun = spelled(checked(one_each(prefixes, texts)), self.vocabulary)
         space = " " if is_spaced(self.languages[1]) else ""
         source_language = self.languages[0] or "en"
         source = self.vocabulary.source
@@ -97,8 +106,7 @@ class Translator:
             for text, ids in zip(normal, source.encode(normal), strict=True)
         ]
         sources = [part.ids for pieces in cut for part in pieces]
-        wanted = ["" if part else prefixes[text] for text, pieces in enumerate(cut) for part in range(len(pieces))]
-        forced = [ids[:-1] for ids in self.vocabulary.encode(wanted)]
+        forced = [[] if part else begun[text] for text, pieces in enumerate(cut) for part in range(len(pieces))]
         found = self.search_ids(sources, forced, request, alignment, batch_tokens, progress)
         ready, in_order = self.read_out(found), iter(found)
         return [
@@ -115,15 +123,17 @@ class Translator:
         batch_tokens: int | None,
         progress: runs.Progress,
     ) -> list[list[Hypothesis]]:
+        # A diverse beam is in torch only, and where `other` is nobody has asked for CTranslate2.
+        engine = self.other() if self.other and request.groups > 1 else self.engine
         slots = batch_tokens or self.section.batch_tokens
-        slots = self.engine.slots() if slots == "auto" else slots
+        slots = engine.slots() if slots == "auto" else slots
         found: list[list[Hypothesis]] = [[] for _ in sources]
         done = 0
         lengths = [request.most_ids(*each) for each in zip(sources, prefixes, strict=True)]
-        cells = self.engine.cells() // (request.rows * request.width)
+        cells = engine.cells() // (request.rows * request.width)
         for batch in batches(sources, lengths, max(1, slots // request.rows), cells):
             pair = [sources[index] for index in batch], [prefixes[index] for index in batch]
-            for index, hypotheses in zip(batch, self.engine.search(*pair, request, attention=alignment), strict=True):
+            for index, hypotheses in zip(batch, engine.search(*pair, request, attention=alignment), strict=True):
                 found[index] = hypotheses
             done += len(batch)
             progress("translating", done, len(sources), "sentences")
@@ -175,6 +185,18 @@ def one_each(prefixes: list[str] | None, texts: list[str]) -> list[str]:
     if len(prefixes) != len(texts):
         raise DataError(f"{len(prefixes)} prefixes for {len(texts)} texts: one for each, empty where there is none")
     return prefixes
+
+
+def spelled(prefixes: list[str], vocabulary: Vocabulary) -> list[list[int]]:
+    """Their ids. What the vocabulary lacks would be forced, and read, as its sign for the unknown."""
+    found = [ids[:-1] for ids in vocabulary.encode(prefixes)]
+    for number, ids in enumerate(found, 1):
+        if UNK in ids:
+            raise DataError(
+                f"prefix {number}: {prefixes[number - 1]!r} holds letters that the vocabulary of the model lacks; spell it "
+                "with others, or end it before them"
+            )
+    return found
 
 
 def request_for(section: Translate, **options: Any) -> Request:
