@@ -1,5 +1,6 @@
 """Run folders: whole files or none, rows that survive a torn end."""
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,23 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         (fresh / "file").write_text("x", encoding="utf-8")
         assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RunError, OSError])
+def test_a_claimed_folder_leaves_nothing_behind_and_takes_over_what_a_killed_process_left(tmp_path, error):
+    def interrupted():
+        with runs.claimed_folder(tmp_path / "out") as fresh:
+            (fresh / "half").write_text("x", encoding="utf-8")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+    runs.write_text(tmp_path / "out.partial" / runs.KEY, "another")
+    (tmp_path / "out.partial" / "half").touch()
+    with runs.claimed_folder(tmp_path / "out") as fresh:
+        (fresh / "file").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/file"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -150,3 +168,41 @@ def test_a_last_look_comes_when_everything_is_synced_and_may_refuse(tmp_path, mo
     with pytest.raises(RunError, match="overtaken"), runs.new_folder(tmp_path / "out", overtaken) as fresh:
         (fresh / "file").touch()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_is_protected_as_the_files_are(tmp_path):
+    """Its scores decide which checkpoint is the best."""
+    (tmp_path / "file").write_text("content", encoding="utf-8")
+    runs.write_manifest(tmp_path, {"scores": {"bleu": 27.25}})
+    assert runs.damage(tmp_path) is None
+    manifest = tmp_path / runs.MANIFEST
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace("27.25", "97.25"), encoding="utf-8")
+    assert runs.damage(tmp_path) == "manifest.json is not as it was written (checksum)"
+
+
+@pytest.mark.parametrize(("number", "away"), [(errno.ESTALE, True), (errno.ETIMEDOUT, True), (errno.EIO, False)])
+def test_a_disk_that_is_away_is_no_damage(number, away, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    runs.write_manifest(tmp_path, {})
+
+    def fails(path):
+        raise OSError(number, "a disk")
+
+    monkeypatch.setattr(runs, "digest", fails)
+    if away:
+        with pytest.raises(OSError, match="a disk"):
+            runs.damage(tmp_path)
+    else:
+        assert "cannot be read" in runs.damage(tmp_path)
+
+
+def test_the_newest_step_is_known_between_two_rows(tmp_path):
+    run = runs.RunFolder(tmp_path)
+    assert runs.newest_step(run) == 0
+    runs.append_row(run.metrics, {"step": 40})
+    runs.append_row(run.metrics, {"stfp": 41})  # a flipped bit
+    assert runs.newest_step(run) == 40
+    run.reached.write_text("000000000057\n", encoding="utf-8")
+    assert runs.newest_step(run) == 57
+    run.reached.write_bytes(b"\xff")
+    assert runs.newest_step(run) == 40

@@ -14,9 +14,22 @@ Our own mistakes are assertions and keep their traceback.
 
 from __future__ import annotations
 
+import errno
 import importlib
 from types import ModuleType
 from typing import Any
+
+# A disk of the network that does not answer: nothing is known of what lies there, and at the next try it may be back.
+AWAY = {
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.EHOSTUNREACH,
+}
+# Errors of a file system or a network that may be gone at the next try.
+PASSING = AWAY | {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE}
 
 
 class DragomanError(Exception):

@@ -9,6 +9,7 @@ runs/<name>/
   owner.json          who trains in it, generation    log/rank-000.log  tensorboard/  translations/step-00010000.txt
   checkpoints/step-00010000/                          scores.json  report.html  report.md  figures/
   start.json          what was taken from the model that train.start_from names
+  reached             the newest step, also between two rows of metrics
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dragoman.errors import DragomanError, RunError
+from dragoman.errors import AWAY, DragomanError, RunError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ MANIFEST_FORMAT = 1
 READ_IF_THERE = (".safetensors", ".model")  # such a file changes what is read; any other may lie there too
 OURS = "dragoman"  # a tag in event files of TensorBoard: its BLEU is ours, though the tags are another system's
 KEY = ".key"  # of a folder that is being filled
+OLD = ".old"  # of a folder that is being replaced
+LOCK_SECONDS = 30.0  # for what others do in a moment; one that was stopped there does not hold up everybody
 LOWER_IS_BETTER = {"loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"}
 
 
@@ -56,6 +59,7 @@ class RunFolder:
         self.spans = self.path / "spans.jsonl"
         self.owner = self.path / "owner.json"
         self.start = self.path / "start.json"
+        self.reached = self.path / "reached"
         self.scores = self.path / "scores.json"
         self.telemetry = self.path / "telemetry"
         self.logs = self.path / "log"
@@ -126,7 +130,8 @@ def write_manifest(folder: Path, facts: Row) -> int:
     files: dict[str, Row] = {
         path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in sorted(folder.iterdir())
     }
-    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, **facts, "files": files})
+    manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
+    write_json(folder / MANIFEST, manifest | {"digest": digest_of(manifest)})
     return sum(file["bytes"] for file in files.values())
 
 
@@ -136,6 +141,9 @@ def damage(folder: Path) -> str | None:
         manifest = read_json(folder / MANIFEST)
         if manifest["format"] > MANIFEST_FORMAT:
             return f"format {manifest['format']} is newer than this version reads"
+        own = manifest.pop("digest", None)  # of what is in it: scores say which checkpoint is the best
+        if own is not None and own != digest_of(manifest):
+            return f"{MANIFEST} is not as it was written (checksum)"
         for name, expected in manifest["files"].items():
             path = folder / name
             if not path.is_file():
@@ -146,6 +154,8 @@ def damage(folder: Path) -> str | None:
             if path.suffix in READ_IF_THERE and path.name not in manifest["files"]:
                 return f"{path.name} was not written with the others"
     except OSError as error:  # a failing disk answers with an error rather than with wrong bytes
+        if error.errno in AWAY:
+            raise
         return f"cannot be read ({error})"
     except (RunError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable ({error})"
@@ -248,7 +258,7 @@ def read_json(path: Path) -> Any:
 
 def append_entry(path: Path, entry: Row) -> None:
     """To the list in a JSON file. Of two processes that do so at once one waits."""
-    with locked(path.parent, wait=True):
+    with locked(path.parent, seconds=LOCK_SECONDS):
         write_json(path, [*read_entries(path), entry])
 
 
@@ -264,34 +274,32 @@ def vacant(path: Path) -> bool:
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
+Committing = Callable[[], AbstractContextManager[None]]
+"""In here a folder takes its name; what is raised before prevents it."""
+
+
 @contextmanager
-def new_folder(path: Path, last_look: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole, and unless the
-    last look raises."""
+def new_folder(path: Path, committing: Committing = nullcontext) -> Iterator[Path]:
+    """Fill a folder under a name never used before; it takes its own name only when everything in it is whole."""
     path = replaceable(path)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     temporary.mkdir()
     try:
         yield temporary
-        settle(temporary, path, last_look)
+        settle(temporary, path, committing)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def claimed_folder(path: Path) -> Iterator[Path]:
-    """Like new_folder, under the one name `<path>.partial`: the next call removes what a killed process left there."""
-    path = replaceable(path)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.mkdir(exist_ok=True)
-    with locked(partial):
-        claim(partial, uuid.uuid4().hex)
+    """Like kept_folder, but nothing outlives an error, and the next call removes what a killed process left there."""
+    with kept_folder(path, uuid.uuid4().hex) as partial:
         try:
             yield partial
-            settle(partial, path)
-            (path / KEY).unlink()
-        finally:
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -328,19 +336,32 @@ def claim(folder: Path, key: str, *stages: str) -> None:
 
 
 @contextmanager
-def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Have a folder for oneself; the lock ends with the process, however it ends."""
+def locked(folder: Path, *, seconds: float = 0.0, needed: bool = True) -> Iterator[None]:
+    """Have a folder for oneself; the lock ends with the process, however it ends. Another one is waited for so long; then it is an
+    error, unless one can do without."""
     descriptor = os.open(folder, os.O_RDONLY)
+    until = time.monotonic() + seconds
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a network disk without locks is no reason not to work there
-        if isinstance(error, BlockingIOError) and not wait:
-            os.close(descriptor)
-            raise RunError(f"{folder}: another process is at work there; wait until it has finished") from None
-    try:
+        while not is_taken(descriptor):
+            if time.monotonic() >= until:
+                if needed:
+                    raise RunError(f"{folder}: another process is at work there; wait until it has finished")
+                break
+            time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)
+
+
+def is_taken(descriptor: int) -> bool:
+    """By us, now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network disk without locks is no reason not to work there
+        pass
+    return True
 
 
 def replaceable(path: Path) -> Path:
@@ -351,15 +372,15 @@ def replaceable(path: Path) -> Path:
     return path
 
 
-def settle(temporary: Path, path: Path, last_look: Callable[[], None] = lambda: None) -> None:
+def settle(temporary: Path, path: Path, committing: Committing = nullcontext) -> None:
     """Give a whole folder its own name. What had the name goes out of the way for a moment and is removed last."""
     for file in temporary.iterdir():
         if file.is_file():
             sync_path(file)
     sync_path(temporary)
-    last_look()
-    old = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.old")) if path.exists() else None
-    temporary.rename(path)
+    with committing():
+        old = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{OLD}")) if path.exists() else None
+        temporary.rename(path)
     sync_path(path.parent)
     if old:
         shutil.rmtree(old, ignore_errors=True)
@@ -399,14 +420,23 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def note_fault(run: RunFolder, fault: Row) -> None:
-    """What ended ranks, written by whoever watches them: they cannot tell it themselves. Its step is that of the last row."""
+    """What ended ranks, written by whoever watches them: they cannot tell it themselves."""
     if not run.exists():
         return
     try:
-        step = max((row.get("step", 0) for row in read_rows(run.metrics)), default=0)
-        append_row(run.events, {"event": "fault", "step": step, **fault})
+        append_row(run.events, {"event": "fault", "step": newest_step(run), **fault})
     except OSError as error:
         log.warning("%s could not be written: %s", run.events, error)
+
+
+def newest_step(run: RunFolder) -> int:
+    """That was ever done here since the last resume, in a row of metrics or after it."""
+    try:
+        told = int(run.reached.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        told = 0
+    steps = [row.get("step") for row in read_rows(run.metrics)]
+    return max([told, *(step for step in steps if isinstance(step, int))])
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

@@ -68,3 +68,15 @@ def test_help_imports_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "--peak-tflops" in result.stdout
+
+
+def test_a_benchmark_that_is_stopped_says_so(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.log_every=1")
+    words = [sys.executable, "-m", "dragoman", "bench", "train", "tiny", *as_overrides(config), "--steps", "100000"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as bench:
+        next(line for line in bench.stderr if line.startswith("training"))
+        bench.terminate()
+        said = bench.stderr.read()
+        assert bench.wait(300) == 143
+    assert "dragoman: terminated before all steps were measured; nothing is kept" in said
+    assert "Traceback" not in said

@@ -204,6 +204,15 @@ def test_marian_script_tells_scores_against_time(prepared, tmp_path):
     assert found["target_tokens"] == found["history"][-1]["target_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("code", "said"), [("print(1, 2, sep='\\n')", "2"), ("", ""), ("exit(3)", "ended with code 3: ")]
+)
+def test_the_last_line_of_a_command_is_told(code, said, tmp_path):
+    from gpu import last_line
+
+    assert last_line([sys.executable, "-c", code], 60, tmp_path / "log.txt") == said
+
+
 def test_the_cpu_bench_runs():
     found = script("cpu.py", "--pairs", "2000", "--tokens", "256", "--steps", "1", "--rounds", "1")
     speeds = [found["target_tokens_per_s"][name] for name in ("dragoman", "nn.Transformer")]

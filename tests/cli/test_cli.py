@@ -11,6 +11,8 @@ from support import as_overrides, dragoman, started, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli import demo
+from dragoman.cli.main import app
+from dragoman.errors import DragomanError
 
 QUICK = """
 import sys
@@ -210,3 +212,23 @@ def test_a_demo_replaces_a_demo_and_nothing_else(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious", encoding="utf-8")
     assert "holds no demo" in one_line(dragoman("demo", str(tmp_path), check=False))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_folder_is_no_run_file_and_a_run_file_is_no_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpora").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.toml").touch()
+    wrong = {
+        ("train", "runs"): "runs: is a folder; name its run file: runs/run.toml",
+        ("prepare", "corpora"): "corpora: is a folder; name a run file (TOML)",
+        ("translate", "runs/run.toml"): "runs/run.toml: is a file. Name the folder of a run",
+        ("translate", "corpora"): "corpora: holds no model. Name the folder of a run",
+        ("checkpoint", "inspect", "nope"): "nope: no such folder. Name a run",
+        ("data", "inspect", "nope"): "nope: no such file or folder",
+        ("launch", "tiny"): "--hosts: names no host; write them with their processes, as a:2,b:2",
+    }
+    for words, line in wrong.items():
+        with pytest.raises(DragomanError) as found:
+            app(list(words), standalone_mode=False)
+        assert line in str(found.value)

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 from support import tiny_config
 
-from dragoman.cli.hosts import inspect
+from dragoman.cli.hosts import inspect, own_bytes
 from dragoman.config import load_config, to_toml
+from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
 from dragoman.parallel import doctor, hosts
 
@@ -339,3 +340,28 @@ def test_a_remedy_follows_from_how_the_shell_ended_not_from_its_words(shell, lin
     with pytest.raises(TrainingError, match=re.escape(remedy.replace("SHELL", shell)) + "$"):
         host.ask("look")
     host.leave()
+
+
+def test_a_host_whose_driver_shows_no_gpu_is_named_before_ranks_wait_for_each_other(told):
+    """One rank would speak NCCL, the other gloo."""
+    told["a"] = {"look": lambda _: FACTS | GPUS}
+    stops = [each.text for each in findings("train.device=auto") if each.verdict == "stop"]
+    assert stops == ["host b: shows no GPU, host a does; mend its driver, or set train.device"]
+    assert "stop" not in [each.verdict for each in findings("train.device=cpu")]
+
+
+@pytest.mark.parametrize(("shell", "why"), [("nosuchcommand -x", "No such file"), ("ssh 'a", "No closing quotation")])
+def test_a_shell_that_cannot_be_run_is_a_line(shell, why):
+    with pytest.raises(TrainingError, match=rf"host a: .* cannot be run here \(.*{why}.*install ssh, or name another"):
+        fleet_of(shell=shell)
+
+
+def test_what_ranks_save_for_themselves_counts_on_the_disk():
+    def needed(ranks, **keys):
+        return own_bytes(Parallel(**keys), ranks, 100)
+
+    assert needed([2, 2]) == needed([1], strategy="local", wire="int8") == 0
+    assert needed([2, 2], strategy="local") == 2 * 16 * 100
+    assert needed([2, 2], strategy="streaming", wire="int8", ranks_per_island=1) == 4 * 20 * 100
+    assert needed([2, 2], wire="int8") == 4 * 4 * 100
+    assert needed([2, 2], strategy="two_level", wire="int8") == 2 * 4 * 100

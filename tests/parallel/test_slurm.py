@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dragoman import runs
 from dragoman.cli.main import app
 from dragoman.config import to_toml
+from dragoman.parallel import slurm
 
 SBATCH = """#!/bin/sh
 # as Slurm on one node: two tasks
@@ -50,6 +51,30 @@ def test_the_script_trains_and_goes_on(prepared, tmp_path):
     assert events[-1]["step"] == 6
 
 
+@pytest.mark.parametrize(
+    ("ending", "count", "asked", "code"),
+    [
+        ("exit 1", 0, True, 1),
+        ("exit 74", 1, True, 74),  # a hang
+        ("kill -KILL $$", 0, True, 137),
+        ("exit 1", 2, False, 1),  # so many times, and no more
+        ("exit 2", 0, False, 2),  # a mistake of the user
+        ("exit 0", 0, False, 0),
+        ('trap "exit 143" TERM; kill -TERM $PPID; while :; do sleep 0.02; done', 0, False, 143),  # time is up
+    ],
+)
+def test_a_fault_is_queued_again_and_a_stop_is_not(ending, count, asked, code, tmp_path):
+    for name, text in (("srun", ending), ("scontrol", f'echo "$@" >> {tmp_path}/asked; echo localhost')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    script = slurm.script("tiny", [], 1, 1, sys.executable, str(tmp_path), "", [], restarts=2)
+    slurm_says = {"SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(count)}
+    environment = {**os.environ, **slurm_says, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(["bash", "-c", script], env=environment, check=False, timeout=60)
+    assert result.returncode == code
+    assert ("requeue 7" in (tmp_path / "asked").read_text(encoding="utf-8")) == asked
+
+
 def test_without_slurm_the_script_is_there_and_the_user_told(prepared, tmp_path):
     config = tiny_config(prepared.folder, tmp_path / "run")
     result = dragoman(
@@ -69,7 +94,6 @@ def test_without_slurm_the_script_is_there_and_the_user_told(prepared, tmp_path)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--slurm", "--restarts", "3"], "--restarts: means nothing with --slurm"),
         (["--slurm", "--hosts", "a,b"], "--hosts: means nothing with --slurm"),
         (["--slurm", "--port", "29500"], "--port: means nothing with --slurm"),
         (["--slurm", "--rsh", "ssh"], "--rsh: means nothing with --slurm"),

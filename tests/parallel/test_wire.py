@@ -13,6 +13,7 @@ from dragoman.parallel.courier import Courier
 from dragoman.parallel.islands import Islands
 from dragoman.parallel.local import Local
 from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.strategy import Strategy
 
 
 @pytest.fixture
@@ -137,3 +138,13 @@ def test_a_fragment_on_its_way_is_taken_up_where_it_fits(group):
         assert list(after.flights) == flights
         for step in range(2, 10):
             after.after_step(step)
+
+
+def test_a_gradient_that_is_refused_is_owed_to_no_later_one():
+    """It changed nothing; what rounding took away from it would be as large as a usual gradient."""
+    owing = Strategy(Parallel(wire="int8"), Mesh(0, 1, 0, torch.device("cpu")))
+    owing.residuals = {0: torch.ones(4), 1: torch.ones(2)}
+    owing.forgive(torch.tensor(False))
+    assert owing.own_state()["residual.1"].tolist() == [1.0, 1.0]
+    owing.forgive(torch.tensor(True))
+    assert not any(tensor.any() for tensor in owing.own_state().values())

@@ -1,16 +1,22 @@
 """What is started again and what is not; how long a section may take. The faults themselves are in tests/faults."""
 
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support import as_overrides, dragoman, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli import stages
 from dragoman.errors import DragomanError, RunError
+from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL
 from dragoman.training import checkpoint, facts, fault
+from dragoman.training.trainer import Trainer
 from dragoman.training.watchdog import END, Watchdog
 
 
@@ -142,3 +148,74 @@ def test_a_rank_that_is_asked_writes_where_it_stands_and_goes_on(tmp_path):
     with quiet.answering():
         assert quiet.stacks.exists()
     assert not quiet.stacks.exists(), "nobody asked"
+
+
+HOLDS_PYTHON = """
+import ctypes, sys
+from pathlib import Path
+from dragoman.training import watchdog
+watchdog.STARTING_SECONDS, watchdog.LAST_SECONDS = 0.5, 0.5
+dog = watchdog.Watchdog(Path(sys.argv[1]), 0.5)
+with dog.answering(), dog.watching():
+    ctypes.CDLL(None).usleep(300_000)  # the watchdog looks around meanwhile
+    ctypes.PyDLL(None).sleep(1000)  # and never again
+"""
+
+
+def test_a_hang_that_lets_no_other_thread_run_is_noticed(tmp_path):
+    stacks = tmp_path / "log" / "stacks"
+    result = subprocess.run([sys.executable, "-c", HOLDS_PYTHON, str(stacks)], check=False, timeout=300)
+    assert result.returncode in (1, HUNG), "what --restarts starts again after"
+    assert 'File "<string>"' in stacks.read_text(encoding="utf-8"), "where it stood"
+
+
+def test_steps_are_lost_between_two_rows_too(prepared, tmp_path):
+    config = tiny_config(
+        prepared.folder, tmp_path / "run", "train.log_every=100", "checkpoint.every=5", "train.max_steps=10"
+    )
+    words = ["train", "tiny", *as_overrides(config), "--restarts", "1", "--simulate-fault", "kill:rank=0,step=8"]
+    dragoman(*words)
+    events = runs.read_rows(tmp_path / "run" / "events.jsonl")
+    assert [row["lost_steps"] for row in events if row["event"] == "resume"] in ([3], [8]), "[8]: none was written yet"
+    assert [row["step"] for row in events if row["event"] == "fault"] == [8]
+
+
+def test_rows_with_a_flipped_bit_keep_no_run_from_going_on(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    stages.train(tiny_config(prepared.folder, run.path, "train.max_steps=4"))
+    for file in (run.metrics, run.events):
+        text = file.read_text(encoding="utf-8")
+        for key in ("kind", "step", "loss", "event", "seconds", "largest_grad_norm"):
+            file.write_text(text + text.replace(f'"{key}"', '"k{y"').splitlines()[-1] + "\n", encoding="utf-8")
+            text = file.read_text(encoding="utf-8")
+    stages.train(tiny_config(prepared.folder, run.path, "train.max_steps=6"), resume=True)
+    assert run.checkpoint(6).is_dir()
+
+
+def test_a_checkpoint_that_was_being_replaced_is_put_back(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    stages.train(tiny_config(prepared.folder, run.path, "train.max_steps=4"))
+    run.checkpoint(4).rename(run.checkpoints / "step-00000004.1234abcd.old")  # killed between two renames
+    assert checkpoint.newest_sound(run).source == run.checkpoint(4)
+
+
+def test_ranks_of_an_island_that_drift_apart_are_found(prepared, tmp_path):
+    island = ["parallel.strategy=local", "parallel.ranks_per_island=2", "parallel.compare_every=1"]
+    config = tiny_config(prepared.folder, tmp_path / "run", *island, "train.max_steps=9")
+    words = ["train", "tiny", *as_overrides(config), "--nproc", "2", "--simulate-fault", "drift:rank=1,step=3"]
+    result = dragoman(*words, check=False)
+    assert result.returncode == 1
+    [drift] = [row for row in runs.read_rows(tmp_path / "run" / "events.jsonl") if row["event"] == "drift"]
+    assert (drift["step"], drift["ranks"]) == (3, [0, 1])
+
+
+def test_a_checkpoint_that_another_host_reads_wrongly_is_refused(prepared, tmp_path, monkeypatch):
+    run = runs.RunFolder(tmp_path / "run")
+    stages.train(tiny_config(prepared.folder, run.path, "train.max_steps=2"))
+    monkeypatch.setattr("dragoman.training.trainer.gather", lambda mesh, own: ["", own])
+    first_of_another = SimpleNamespace(mesh=Mesh(1, 2, 0, torch.device("cpu")))
+    Trainer.check_copies(first_of_another, run.checkpoint(2))
+    weights = run.checkpoint(2) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.raises(RunError, match=r"sound where rank 0 reads it, but not on host .*: model.safetensors"):
+        Trainer.check_copies(first_of_another, run.checkpoint(2))

@@ -1,5 +1,6 @@
 """Only one generation of a run may write."""
 
+import shutil
 import subprocess
 import sys
 
@@ -74,3 +75,59 @@ def test_a_clock_that_is_set_does_not_hide_a_living_process(monkeypatch):
         assert not owner.is_alive(alive.pid, born + 1), "another process with its number"
         alive.kill()
     assert not owner.is_alive(alive.pid, born)
+
+
+def test_nobody_claims_a_run_while_its_checkpoint_takes_its_name(tmp_path, monkeypatch):
+    run = runs.RunFolder(tmp_path)
+    ours = owner.claim(run)
+    monkeypatch.setattr(runs, "LOCK_SECONDS", 0.1)
+    with owner.committing(run, ours), pytest.raises(RunError, match="at work there"), runs.locked(tmp_path):
+        pass
+    theirs = owner.claim(run)
+    with pytest.raises(owner.FencedError, match="generation 2"), owner.committing(run, ours):
+        pass
+    with owner.committing(run, theirs):  # one that was stopped in here holds nobody up for good
+        assert owner.claim(run).generation == 3
+
+
+def test_an_owner_that_cannot_be_read_keeps_nobody_out(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=2"))
+    for damaged in (b"{\xff", b"[1, 2]", b'{"generation": "x"}'):
+        run.owner.write_bytes(damaged)
+        ours = owner.claim(run)
+        owner.require(run, ours)
+        run.owner.write_bytes(b"{")
+        owner.require(run, ours)
+        assert owner.committing(run, ours)
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=4"), resume=True)
+    assert run.checkpoint(4).is_dir()
+
+
+def test_whoever_had_the_run_before_may_commit_until_it_is_claimed(prepared, tmp_path, monkeypatch):
+    run = runs.RunFolder(tmp_path / "run")
+    train(tiny_config(prepared.folder, run.path, "train.max_steps=2"))
+    claim = owner.claim
+
+    def late(folder):
+        """Between our choice of a checkpoint and our claim, the other half commits another one."""
+        shutil.copytree(run.checkpoint(2), run.checkpoint(3))
+        return claim(folder)
+
+    monkeypatch.setattr(owner, "claim", late)
+    with pytest.raises(owner.OvertakenError, match="step-00000003: was written while this start was reading") as found:
+        train(tiny_config(prepared.folder, run.path, "train.max_steps=4"), resume=True)
+    assert found.value.exit_code == 1, "a supervisor starts it again"
+    assert run.checkpoint(3).is_dir(), "a sound checkpoint is not set aside"
+
+
+def test_a_run_that_is_somebody_elses_is_not_written_into(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+
+    def overtaken(stage, done, total, words):
+        if stage == "training" and done == 4:
+            owner.claim(run)
+
+    with pytest.raises(owner.FencedError, match="generation 2"):
+        train(tiny_config(prepared.folder, run.path, "train.max_steps=20"), progress=overtaken)
+    assert max(row["step"] for row in runs.read_rows(run.metrics)) == 4, "not a row more"

@@ -228,6 +228,19 @@ def test_what_one_rank_cannot_write_of_its_own_fails_the_checkpoint(tmp_path, mo
         made.writer.finish_well()
 
 
+def test_what_lies_on_a_disk_that_the_main_rank_does_not_see_is_not_left_there(tmp_path, monkeypatch):
+    """It would stay for ever: only the main rank tidies up, where it writes."""
+    made, path = saver(tmp_path, []), tmp_path / "own" / "own-00001.safetensors"
+    monkeypatch.setattr(checkpoint, "write_own", lambda *_: path)
+    monkeypatch.setattr(saving, "gather", lambda mesh, mine: [(None, ""), mine])
+    for sees in (True, False):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        monkeypatch.setattr(saving, "from_main", lambda mesh, mine, sees=sees: [path] if sees else [])
+        assert made.own_files(path.parent) == ([path] if sees else [])
+        assert path.exists() == sees
+
+
 def test_a_cut_off_rank_of_another_generation_writes_elsewhere(tmp_path):
     run = runs.RunFolder(tmp_path)
     first, second = (checkpoint.own_folder(run, 4, Claim(2, word)) for word in ("ab12", "cd34"))

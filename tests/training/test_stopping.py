@@ -9,8 +9,10 @@ from dragoman.cli.stages import train
 from dragoman.errors import DataError, RunError
 from dragoman.parallel.mesh import Mesh
 from dragoman.training import stopping
+from dragoman.training import trainer as trainer_module
 from dragoman.training.data_check import DataCheck
 from dragoman.training.stopping import Stopping
+from dragoman.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -77,3 +79,46 @@ def test_a_time_limit_stops_with_a_checkpoint_and_counts_over_all_starts(prepare
     assert train(tiny_config(prepared.folder, run.path, *steps, "train.max_hours=9"), resume=True) == "max_steps"
     resumed = [row["after"] for row in runs.read_rows(run.events) if row["event"] == "resume"]
     assert resumed == ["stop: max_hours"] * 2, "no fault, though the second start took no step"
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_stop_waits_for_no_validation_and_the_resumed_run_makes_up_for_it(prepared, tmp_path, monkeypatch, when):
+    """A stop at a step that is validated, or between two parts of that validation."""
+    keys = ("train.max_steps=6", "train.log_every=1", "validation.every=2", "checkpoint.every=2", "model.dropout=0.1")
+    straight, stopped = (runs.RunFolder(tmp_path / name) for name in ("straight", "stopped"))
+    train(tiny_config(prepared.folder, straight.path, *keys))
+
+    def ask(trainer):
+        if trainer.state.step == 4:
+            trainer.stopping.wanted = "terminated"
+
+    usual_update, usual_loss = Trainer.note_step, trainer_module.validation_loss
+    running = []
+
+    def note_step(trainer):
+        running[:] = [trainer]
+        if when == "before":
+            ask(trainer)
+        usual_update(trainer)
+
+    def loss(*arguments):
+        if when == "within":
+            ask(running[0])
+        return usual_loss(*arguments)
+
+    monkeypatch.setattr(Trainer, "note_step", note_step)
+    monkeypatch.setattr(trainer_module, "validation_loss", loss)
+    assert train(tiny_config(prepared.folder, stopped.path, *keys)) == "terminated"
+    assert [row["step"] for row in runs.read_rows(stopped.metrics) if row["kind"] == "valid"] == [2]
+    assert runs.step_of(runs.checkpoint_folders(stopped)[-1]) == 4
+    monkeypatch.undo()
+    assert train(tiny_config(prepared.folder, stopped.path, *keys), resume=True) == "max_steps"
+    rows = [
+        [(row["step"], row["loss"], row["bleu"]) for row in runs.read_rows(run.metrics) if row["kind"] == "valid"]
+        for run in (straight, stopped)
+    ]
+    assert rows[0] == rows[1]
+    numbers = [runs.read_json(run.checkpoint(6) / "training.json") for run in (straight, stopped)]
+    assert [each["best"] for each in numbers] == [numbers[0]["best"]] * 2
+    scores = [runs.read_json(run.checkpoint(4) / "manifest.json")["scores"] for run in (straight, stopped)]
+    assert scores[0] == scores[1]

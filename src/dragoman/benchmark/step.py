@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from dragoman.benchmark import figures, kernels
 from dragoman.benchmark.sentences import opened
 from dragoman.benchmark.train import changed
 from dragoman.config import Config
+from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Step
-from dragoman.parallel.mesh import joined
+from dragoman.parallel.mesh import Mesh, joined
 from dragoman.training import optim
 from dragoman.training.spans import Clock
 from dragoman.training.step import update
@@ -29,6 +31,14 @@ BATCHES = 8  # different ones, taken in turns
 PROFILED_STEPS = 3
 
 
+def begun(config: Config, data: PreparedData, mesh: Mesh, folder: Path) -> Trainer:
+    """A trainer before its first step, its run in this folder; it has found out how many rows fit."""
+    run = changed(config, run={"folder": str(folder)})
+    trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
+    trainer.begin(resume=False)
+    return trainer
+
+
 def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
     """One update of the trainer; its clock has marks between the phases."""
     clock = Clock(trainer.mesh.device)
@@ -36,12 +46,12 @@ def timed_update(trainer: Trainer, wrapped: nn.Module, step: Step) -> Clock:
     return clock
 
 
-def one_update(trainer: Trainer, wrapped: nn.Module, step: Step, clock: Clock | None = None) -> Tensor:
-    """As the trainer does it; returns the loss sum, still on the device."""
+def one_update(trainer: Trainer, wrapped: nn.Module, step: Step, clock: Clock | None = None) -> tuple[Tensor, Tensor]:
+    """As the trainer does it; returns the loss sum and the norm of the gradient, still on the device."""
     state = trainer.state
     optim.set_rate(state.optimizer, trainer.rate(state.step))
     how = (trainer.strategy, trainer.config.train, trainer.arithmetic, trainer.config.run.seed, clock)
-    return update(state, wrapped, step, *how)[0]
+    return update(state, wrapped, step, *how)
 
 
 def measure_step(
@@ -49,9 +59,7 @@ def measure_step(
 ) -> figures.Figures | None:
     """Figures of `count` steps, on the main rank; None on the others."""
     with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
-        run = changed(config, run={"folder": str(folder / "run")})
-        trainer = Trainer(run, data, mesh, [], __version__, runs.silent)
-        trainer.begin(resume=False)  # finds out how many rows fit
+        trainer = begun(config, data, mesh, folder / "run")
         figures.forget_peak_memory(mesh.device)
         take = partial(timed_update, trainer, trainer.wrapped())
         batches = cycle(on_device(trainer))

@@ -14,8 +14,10 @@ from dragoman import __version__, runs
 from dragoman.benchmark import figures
 from dragoman.benchmark.sentences import opened
 from dragoman.config import Config
+from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import joined
 from dragoman.parallel.reduce import wait_for_all
+from dragoman.training.stopping import STOPS
 from dragoman.training.trainer import Trainer
 
 ROWS = 5  # of metrics to take the median of, at least
@@ -42,6 +44,12 @@ class Watch:
             raise Enough
 
 
+class Stopped(TrainingError):
+    def __init__(self, reason: str):
+        super().__init__(f"{reason} before all steps were measured; nothing is kept")
+        self.exit_code = next(128 + number for number, word in STOPS.items() if word == reason)
+
+
 def measure_training(
     config: Config,
     *,
@@ -61,9 +69,12 @@ def measure_training(
         trainer = Trainer(for_speed(config, watch.last, every, folder), data, mesh, [], __version__, watch)
         trainer.begin(resume=False)
         figures.forget_peak_memory(mesh.device)  # finding out how many rows fit fills it
+        reason = ""
         with suppress(Enough):
-            trainer.run()
+            reason = trainer.run()
         wait_for_all(mesh)  # all write into the folder that is taken away after this
+        if reason in STOPS.values():
+            raise Stopped(reason)
         if not (mesh.is_main and trainer.metrics):
             return None
         trainer.metrics.close()

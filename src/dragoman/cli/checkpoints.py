@@ -146,6 +146,8 @@ def chosen(path: Path) -> list[Path]:
         if not found:
             raise RunError(f"{path}: has no checkpoint yet")
         return found
+    if not path.is_dir():
+        raise RunError(f"{path}: no such folder. Name a run, or one of its checkpoints")
     if not (path / runs.MANIFEST).is_file():
         raise RunError(f"{path}: neither a run nor a checkpoint ({runs.MANIFEST} is missing)")
     return [path]

@@ -94,7 +94,8 @@ def unlike(config: Config, measured: Config, environment: Row) -> str:
         return f"it trained another model (a vocabulary of {pieces or 0:.0f} pieces there and {planned} here)"
     device, wanted = environment.get("device"), "cpu" if config.train.device == "cpu" else "cuda"
     if device != wanted:
-        return f"it computed on {device}, and train.device = {config.train.device!r} plans for {wanted}"
+        say = f"; say train.device={device} to plan for that" if device == "cpu" else ""
+        return f"it computed on {device}, and train.device = {config.train.device!r} plans for {wanted}{say}"
     precision = environment.get("precision")
     if config.train.precision not in ("auto", precision):
         return f"it computed in {precision}, and train.precision is {config.train.precision!r} here"

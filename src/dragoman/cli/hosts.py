@@ -13,7 +13,9 @@ import typer
 
 from dragoman import __version__
 from dragoman.config import load_config
+from dragoman.config.schema import Parallel
 from dragoman.errors import ConfigError, DataError, DragomanError
+from dragoman.runs import digest_of
 
 RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=False)]
 Overrides = Annotated[
@@ -37,6 +39,7 @@ Interface = Annotated[
     str, typer.Option(help="Network interface that leads to the other hosts.", show_default="the one that works")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of rank 0, on the first host.", show_default="a free one")]
+Resume = Annotated[bool, typer.Option(help="Continue from the newest sound checkpoint of run.folder.")]
 Fault = Annotated[
     Optional[str],
     typer.Option(help="See a run survive: kill, stop, hang, exit or drift:rank=R,step=S.", show_default=False),
@@ -64,7 +67,7 @@ def fault_environment(text: str | None) -> dict[str, str]:
 
 
 # What means nothing with --slurm, and what means nothing without it.
-NOT_SLURM = ("hosts", "restarts", "simulate_fault", "port", "rsh")
+NOT_SLURM = ("hosts", "simulate_fault", "port", "rsh")
 SLURM_ONLY = ("nodes", "tasks", "sbatch")
 
 
@@ -74,7 +77,7 @@ def refuse_unused(context: typer.Context, *, slurm: bool) -> None:
         source = context.get_parameter_source(name)
         if source and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
-            why = "Slurm says where ranks are, and queues the job again" if slurm else "it is for --slurm"
+            why = "Slurm says where ranks are" if slurm else "it is for --slurm"
             raise ConfigError([f"means nothing {'with' if slurm else 'without'} --slurm: {why}; leave it out"], option)
 
 
@@ -83,7 +86,7 @@ def launch(
     run_file: RunFile,
     overrides: Overrides = None,
     hosts: Hosts = "",
-    resume: Annotated[bool, typer.Option(help="Continue from the newest sound checkpoint of run.folder.")] = False,
+    resume: Resume = False,
     restarts: Annotated[
         int, typer.Option(min=0, help="Times to start again from the newest checkpoint when something dies or hangs.")
     ] = 0,
@@ -109,7 +112,8 @@ def launch(
         from dragoman.parallel import slurm as job
 
         place, interpreter = folder or str(Path.cwd()), python or sys.executable
-        text = job.script(run_file, overrides or [], nodes, tasks, interpreter, place, interface, sbatch or [])
+        how = (interpreter, place, interface, sbatch or [], restarts)
+        text = job.script(run_file, overrides or [], nodes, tasks, *how)
         raise typer.Exit(job.submit(text, Path(f"{Path(run_file).stem}.sbatch")))
     from dragoman.cli.progress import need_no_reader
     from dragoman.parallel.hosts import launch_on_hosts
@@ -142,6 +146,7 @@ def doctor(
     count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
     checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0, trainable=learning)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
+    checkpoint += own_bytes(config.parallel, [ranks for _, ranks in cluster.hosts], learning)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
     for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * learning):
@@ -150,6 +155,18 @@ def doctor(
     go = "stop" not in verdicts
     print(f"{'go' if go else 'no'}: {verdicts.count('stop')} to mend, {verdicts.count('warning')} to look at")
     raise typer.Exit(0 if go else 1)
+
+
+def own_bytes(section: Parallel, ranks: list[int], learning: int) -> int:
+    """What ranks save for themselves beside the model: with rare agreements weights, moments and momentum of every island; in 8
+    bits what is owed."""
+    from dragoman.parallel.plan import RARELY
+
+    world = sum(max(1, each) for each in ranks)
+    islands = world // section.ranks_per_island if section.ranks_per_island else len(ranks)
+    rare = section.strategy in RARELY
+    owed = 4 * (world if section.strategy == "ddp" else islands) if section.wire == "int8" else 0
+    return learning * (owed + 16 * islands * rare) if world > 1 else 0
 
 
 def probe(count_bytes: int, device: str) -> None:
@@ -209,7 +226,7 @@ def inspect(run_file: Path) -> dict[str, Any]:
     """What this host has for a run. A problem is told, not raised: versions that differ may be its cause."""
     from dragoman.monitor import host
 
-    found = {"dragoman": __version__, "data_digest": "", "problem": ""} | host.describe()
+    found = {"dragoman": __version__, "code": digest_of_code(), "data_digest": "", "problem": ""} | host.describe()
     try:
         config = load_config(run_file)
         found["disk"] = host.disk(Path(config.run.folder))
@@ -221,6 +238,12 @@ def inspect(run_file: Path) -> dict[str, Any]:
             f"run.folder cannot be written to ({error.strerror}); make room, or choose another disk for it"
         )
     return found
+
+
+def digest_of_code() -> str:
+    """Two checkouts of one version may be of other days."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return digest_of([file.read_text(encoding="utf-8") for file in files])[:8]
 
 
 def digest_of_data(folder: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -18,21 +17,8 @@ from dragoman import __version__
 from dragoman.cli import bench, checkpoints, data, evaluating, explain, exports, hosts, reading, serving, translating
 from dragoman.cli.hosts import Overrides, RunFile
 from dragoman.config import load_config, presets, to_toml
-from dragoman.errors import DragomanError
+from dragoman.errors import PASSING, DragomanError
 from dragoman.runs import RunFolder
-
-# Errors of a file system or a network that may be gone at the next try.
-PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EADDRINUSE,
-    errno.ETIMEDOUT,
-    errno.ECONNRESET,
-    errno.ECONNREFUSED,
-    errno.EHOSTUNREACH,
-}
 
 app = typer.Typer(
     name="dragoman",
@@ -99,7 +85,7 @@ def train(
     nproc: Annotated[
         Optional[int], typer.Option(min=1, help="Processes on this host.", show_default="one per GPU, or 1")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Continue from the newest sound checkpoint of run.folder.")] = False,
+    resume: hosts.Resume = False,
     engine: Annotated[
         Engine, typer.Option(help="Who starts the processes: this host, or a Ray cluster.")
     ] = Engine.local,

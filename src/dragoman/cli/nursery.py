@@ -11,4 +11,6 @@ __all__ = ["progress", "stages", "tell"]
 
 main.command()
 with suppress(Exception):  # a rank that needs it says so itself; others do not
-    import tensorboard.summary.writer.event_file_writer  # noqa: F401
+    import tensorboard.compat.proto.event_pb2
+    import tensorboard.compat.proto.summary_pb2
+    import tensorboard.summary.writer.record_writer  # noqa: F401

@@ -86,6 +86,8 @@ class PlainLines:
         self.printed: dict[str, float] = {}
 
     def __call__(self, stage: str, done: int, total: int, detail: str) -> None:
+        from dragoman.report.units import duration
+
         if stage in SENTENCES:
             print(sentence(stage, done, total, detail), file=sys.stderr, flush=True)
             return
@@ -97,5 +99,5 @@ class PlainLines:
         self.printed[stage] = now
         rate = (done - first) / (now - start) if now > start else 0.0
         count = f" {done:,} of {total:,}" if total else f" {done:,}" if done else ""
-        left = f", {(total - done) / rate:.0f} s left" if total > done and rate > 0 else ""
+        left = f", {duration(round((total - done) / rate))} left" if total > done and rate > 0 else ""
         print(f"{stage}{count} {detail}{left}".rstrip(), file=sys.stderr, flush=True)

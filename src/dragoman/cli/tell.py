@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from dragoman import runs
+
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     from rich.console import Console
@@ -41,7 +43,9 @@ def trained(folder: str, again: str, reason: str) -> None:
     if reason in ("interrupted", "terminated", "max_hours"):
         print(f"{reason}, with a checkpoint: {folder}\nnext: {again}")
     else:
-        print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}, dragoman report {folder}")
+        known = runs.read_json(runs.RunFolder(folder).data)
+        files = "" if "test" in known else " --source FILE --reference FILE"
+        print(f"trained ({reason}): {folder}\nnext: dragoman evaluate {folder}{files}, dragoman report {folder}")
 
 
 def scores(results: list[dict[str, Any]]) -> None:

@@ -57,6 +57,10 @@ def read_source(source: str | Path) -> Tables:
     if str(source) in presets():
         return {"preset": str(source)}
     path = Path(source)
+    if path.is_dir():
+        inside = path / "run.toml"
+        named = f"name its run file: {inside}" if inside.is_file() else "name a run file (TOML)"
+        raise ConfigError([f"is a folder; {named}"], str(source))
     if not path.is_file():
         raise ConfigError([f"no such file, nor a preset ({', '.join(presets())})"], str(source))
     try:

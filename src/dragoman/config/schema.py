@@ -435,11 +435,6 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
     yield from parallel_rules(config.parallel, train)
-    if config.train.average_decay and config.parallel.strategy not in ("ddp", "two_level"):
-        yield (
-            f'train.average_decay = {config.train.average_decay} needs parallel.strategy = "ddp" or "two_level", where all ranks hold '
-            f'the same weights, not "{config.parallel.strategy}"; set it to 0.0, and average checkpoints afterwards'
-        )
     yield from corpus_rules(data)
     yield from subword_rules(config)
     if schedule.policy == "transformer" and not schedule.warmup_steps:
@@ -465,6 +460,11 @@ def parallel_rules(parallel: Parallel, train: Train) -> Iterator[str]:
         yield (
             f"parallel.fragments = {parallel.fragments} does not divide parallel.inner_steps = {parallel.inner_steps}; "
             "choose a divisor"
+        )
+    if train.average_decay and parallel.strategy not in ("ddp", "two_level"):
+        yield (
+            f'train.average_decay = {train.average_decay} needs parallel.strategy = "ddp" or "two_level", where all ranks hold '
+            f'the same weights, not "{parallel.strategy}"; set it to 0.0, and average checkpoints afterwards'
         )
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from dragoman.config.load import check, toml_value
 from dragoman.config.schema import Model, Translate
-from dragoman.errors import RunError
+from dragoman.errors import AWAY, RunError
 from dragoman.runs import write_text
 
 if TYPE_CHECKING:
@@ -120,7 +120,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: missing or damaged ({error})") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> Exception:
+    """A disk that is away says nothing about the file."""
+    away = isinstance(error, OSError) and error.errno in AWAY
+    return error if away else RunError(f"{path}: missing or damaged ({error})")
 
 
 @contextmanager
@@ -132,7 +138,7 @@ def opened(path: Path) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: missing or damaged ({error})") from None
+        raise unreadable(path, error) from None
 
 
 def read_model(folder: Path) -> tuple[Transformer, Description]:

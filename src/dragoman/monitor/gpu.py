@@ -35,9 +35,9 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "temperature_celsius": lambda card: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU),
     "throttle_reasons": lambda card: reasons(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)),
 }
-PCIE: dict[str, Callable[[Any], Any]] = {  # each asks a counter for 20 ms; only where GPM does not tell
-    "pcie_sent_bytes_per_s": lambda card: pcie(card, pynvml.NVML_PCIE_UTIL_TX_BYTES),
-    "pcie_received_bytes_per_s": lambda card: pcie(card, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+PCIE = {  # each asks a counter for 20 ms; only where GPM does not tell
+    "pcie_sent_bytes_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
+    "pcie_received_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
 }
 REASONS = {  # bits of NVML's clocks event reasons; being idle or set to a lower clock by hand is no fault
     "power_cap": 0x4,
@@ -95,7 +95,7 @@ class Cards:
         for card, gpm in zip(self.cards, self.gpm, strict=True):
             row = {name: ask(partial(fact, card)) for name, fact in FACTS.items()} | (gpm.sample() if gpm else {})
             if row.get("pcie_sent_bytes_per_s") is None:
-                row |= {name: ask(partial(fact, card)) for name, fact in PCIE.items()}
+                row |= {name: ask(partial(pcie, card, counter)) for name, counter in PCIE.items()}
             rows.append(row)
         return rows
 

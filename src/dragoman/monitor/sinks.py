@@ -4,6 +4,8 @@ told once and left; training goes on."""
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,13 +36,17 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """TensorBoard's own writer: torch's needs torch, and this room starts without it."""
+    """TensorBoard's own records: torch's writer needs torch, and this room starts without it; TensorBoard's has a thread that
+    prints a traceback when the disk is full."""
 
     def __init__(self, folder: Path, tags: str):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        self.writer, self.tags = EventFileWriter(str(folder)), tags
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self.writer, self.tags = RecordWriter((folder / name).open("xb")), tags
+        self.put(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -49,7 +55,10 @@ class TensorBoard:
         named = self.named(kind, numbers)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in named.items()]
         at = step - (kind == "train" and self.tags == "openseq2seq")
-        self.writer.add_event(Event(wall_time=time.time(), step=at, summary=Summary(value=values)))
+        self.put(Event(wall_time=time.time(), step=at, summary=Summary(value=values)))
+
+    def put(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
         self.writer.flush()
 
     def named(self, kind: str, numbers: dict[str, float]) -> dict[str, float]:

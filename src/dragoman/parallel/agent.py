@@ -105,7 +105,7 @@ class Agent:
         versions["python"] = ".".join(map(str, sys.version_info[:3]))
         self.run_file.write_text(request["toml"], encoding="utf-8")
         found = self.inspect(self.run_file)
-        versions = {"dragoman": found.pop("dragoman")} | versions
+        versions = {"dragoman": found.pop("dragoman"), "dragoman's code": found.pop("code")} | versions
         return {"addresses": network.own_addresses(), "versions": versions} | found
 
     def do_speed(self, request: Message) -> Message:

@@ -64,8 +64,10 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
             raise ConfigError([f"{part!r} is not a host; write NAME or NAME:PROCESSES, with commas between"], "--hosts")
         hosts.append((name, int(count) if colon else 0))
     names = [name for name, _ in hosts]
-    if not hosts or len(set(names)) < len(names):
-        raise ConfigError([f"{text!r} names {'a host twice' if hosts else 'no host'}"], "--hosts")
+    if not hosts:
+        raise ConfigError(["names no host; write them with their processes, as a:2,b:2"], "--hosts")
+    if len(set(names)) < len(names):
+        raise ConfigError([f"{text!r} names a host twice"], "--hosts")
     return hosts
 
 
@@ -187,7 +189,12 @@ class Fleet:
     def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
         host = Host(name, ranks)
-        host.connect([*shlex.split(self.cluster.shell), name, agent], self.inbox)
+        try:
+            host.connect([*shlex.split(self.cluster.shell), name, agent], self.inbox)
+        except (OSError, ValueError) as error:
+            raise host.error(
+                f"{self.cluster.shell!r} cannot be run here ({error}); install ssh, or name another command with --rsh"
+            ) from None
         return host
 
     def __enter__(self) -> Fleet:
@@ -281,6 +288,10 @@ class Fleet:
                     yield host.error(
                         f"has {name} {version}, host {first.name} has {expected}; install the same on both"
                     )
+        with_gpus = [host.name for host in self.hosts if host.facts["gpus"] and self.config.train.device != "cpu"]
+        for host in self.hosts if with_gpus else ():
+            if not host.facts["gpus"]:
+                yield host.error(f"shows no GPU, host {with_gpus[0]} does; mend its driver, or set train.device")
         for host in self.hosts:
             if host.facts["problem"]:
                 yield host.error(host.facts["problem"])

@@ -89,6 +89,9 @@ class Local(Strategy):
                 yield flat[low - begin : high - begin], slice(low - start, high - start)
             begin += parameter.numel()
 
+    def forgive(self, refused: Tensor) -> None:
+        """What is owed is of weights, which a refused gradient did not change."""
+
     def after_step(self, step: int) -> None:
         phase = step % self.section.inner_steps
         for fragment, due in enumerate(self.landed_at):
@@ -138,6 +141,11 @@ class Local(Strategy):
             name: next(parts).view(parameter.shape) if parameter.requires_grad else parameter.detach()
             for name, parameter in model.named_parameters()
         }
+
+    def held_alike(self, model: nn.Module) -> list[tuple[list[list[int]], Tensors]]:
+        """Ranks of an island also take the same steps between two agreements."""
+        assert self.islands
+        return [*super().held_alike(model), (self.islands.ranks, dict(model.named_parameters()))]
 
     def agreed_parts(self) -> Sequence[Tensor]:
         """Of every parameter that learns."""

@@ -71,10 +71,11 @@ class Sharded(Strategy):
 
     def replicas(self) -> list[list[int]]:
         """Islands hold the same pieces; inside one nobody holds what another does."""
-        return [list(ranks) for ranks in zip(*self.islands.ranks, strict=True)] if self.islands else []
+        assert self.islands
+        return [list(ranks) for ranks in zip(*self.islands.ranks, strict=True)]
 
-    def held(self, model: nn.Module) -> Tensors:
-        return local(model.state_dict())
+    def held_alike(self, model: nn.Module) -> list[tuple[list[list[int]], Tensors]]:
+        return [(self.replicas(), local(model.state_dict()))] if self.islands else []
 
     def holders(self) -> list[int]:
         return list(self.islands.ranks[0]) if self.islands else list(range(self.mesh.world))

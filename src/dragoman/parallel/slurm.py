@@ -19,7 +19,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH --output={name}-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=TERM@120
+#SBATCH --signal=B:TERM@120
 {options}
 set -euo pipefail
 cd {folder}
@@ -27,10 +27,25 @@ HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_ADDR=${{HOSTS%%$'\\n'*}}
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT DRAGOMAN_COMMAND={again}
+if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun does not inherit it
 {interface}
+# A stop from outside (time that is up, scancel, preemption) is handed on: all ranks save and leave. What ends by itself with a fault is
+# queued again, so many times; a mistake of the user (2) is not.
+stopped=
+code=0
 srun --kill-on-bad-exit=1 --label bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={tasks}
-  exec {command}'
+  exec {command}' &
+ranks=$!
+trap 'stopped=1; kill -TERM "$ranks"' TERM
+wait "$ranks" || code=$?
+if [ -n "$stopped" ]; then
+  code=0
+  wait "$ranks" || code=$?
+elif [ "$code" != 0 ] && [ "$code" != 2 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
 """
 
 
@@ -43,8 +58,9 @@ def script(
     folder: str,
     interface: str,
     options: list[str],
+    restarts: int,
 ) -> str:
-    """Slurm hands SIGTERM to every task two minutes before the end: all ranks then stop together, with a checkpoint."""
+    """Slurm sends SIGTERM two minutes before the end: all ranks then stop together, with a checkpoint."""
     if any(option.startswith("--gpus-per-task") for option in options):
         raise ConfigError(
             ["with --gpus-per-task a process sees one GPU and takes it for the first; use --gpus-per-node"], "--sbatch"
@@ -60,6 +76,7 @@ def script(
         again=shlex.quote(f"sbatch {name}.sbatch"),
         interface=f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME=={interface}" if interface else "",
         command=command.replace("'", "'\\''"),
+        restarts=restarts,
     )
 
 

@@ -133,6 +133,12 @@ class Strategy:
             kept = self.residuals[index] = torch.zeros(size, device=buffer.device)
         return kept
 
+    def forgive(self, refused: Tensor) -> None:
+        """The gradient of this step changed nothing: what rounding took away from it is owed to no later one either."""
+        for residual in self.residuals.values():
+            if residual.is_cuda or bool(refused):  # asking a GPU would wait for it
+                residual.masked_fill_(refused, 0.0)
+
     def after_step(self, step: int) -> None:
         """Every rank has made its update."""
 
@@ -142,13 +148,9 @@ class Strategy:
         """The weights that all ranks share. Every rank must reach this line."""
         return model.state_dict()
 
-    def replicas(self) -> list[list[int]]:
-        """Groups of ranks of which all hold the same."""
-        return [list(range(self.mesh.world))]
-
-    def held(self, model: nn.Module) -> Tensors:
-        """What they hold."""
-        return self.agreed(model)
+    def held_alike(self, model: nn.Module) -> list[tuple[list[list[int]], Tensors]]:
+        """Groups of ranks of which all hold the same, and what this one holds of it."""
+        return [([list(range(self.mesh.world))], self.agreed(model))]
 
     def cut(self, like: Tensor, tensor: Tensor) -> Tensor:
         """A whole tensor, as this rank holds `like`."""

@@ -1,8 +1,10 @@
-"""What an exchange costs a host beside its travel, tried out for a moment: on a CPU by real exchanges between processes of this
-machine, where gloo and the kernel work for every byte; on a GPU it is packing and unpacking alone."""
+"""What an exchange costs a host beside its travel, tried out for a moment: on a CPU by steps of DDP that compute nothing, between
+processes of this machine, where gloo and the kernel work for every byte; on a GPU it is packing and unpacking alone."""
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import statistics
 import tempfile
@@ -10,30 +12,45 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from dragoman.config.schema import Parallel
 from dragoman.cores import usable_cores
 from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
+from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.ranks import NURSERY, warm
+from dragoman.parallel.strategy import Strategy
+
+log = logging.getLogger(__name__)
 
 NUMBERS = 1 << 22  # about as many as DDP exchanges at once
-OF_ALL_RANKS = 1 << 25  # more than caches hold, as gradients are
+MOST = 1 << 24  # of one rank: some buckets, and more than caches hold, as gradients are
+OF_ALL_RANKS = 1 << 27
+LAYERS = 16
 TRIALS = 5
+UNCOUNTED = 2  # memory is new, and DDP orders its buckets anew
 PATIENCE_SECONDS = 120.0
 
 
 def work_seconds(device: torch.device, ranks: int) -> dict[str, float]:
-    """By wire, the work of `sum_over` for one number, where so many ranks share the cores of this machine."""
+    """By wire, the work for one number that is summed up, where so many ranks share the cores of this machine."""
     if device.type == "cuda":
         return packing_seconds(device)
+    several = min(max(2, ranks), 2 * usable_cores())  # more of them only wait for each other
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-        return exchange_seconds(max(2, ranks), Path(folder) / "store") or packing_seconds(device)
+        found = exchange_seconds(several, Path(folder) / "store")
+    if not found:
+        log.warning(
+            "processes of this host could not try out an exchange: its work is left out, and steps will take longer"
+        )
+    return found or packing_seconds(device)
 
 
 def packing_seconds(device: torch.device) -> dict[str, float]:
@@ -57,16 +74,20 @@ def exchange_seconds(ranks: int, store: Path) -> dict[str, float]:
     """Empty where processes cannot talk to each other here."""
     warm()
     heard, said = NURSERY.Pipe(duplex=False)
-    processes = [NURSERY.Process(target=be_one, args=(rank, ranks, str(store), said)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    said.close()
+    said_by = [(rank, ranks, str(store), said) for rank in range(ranks)]
+    processes = [NURSERY.Process(target=be_one, args=each, daemon=True) for each in said_by]
     found: dict[str, float] = {}
-    with suppress(EOFError):
-        found = heard.recv() if heard.poll(PATIENCE_SECONDS) else {}
-    for process in processes:
-        process.join(PATIENCE_SECONDS if found else 0)
-        process.kill()
+    try:
+        for process in processes:
+            process.start()
+        said.close()
+        with suppress(EOFError):
+            found = heard.recv() if heard.poll(PATIENCE_SECONDS) else {}
+    finally:
+        for process in processes:
+            if process.pid:
+                process.kill()
+                process.join()
     return found
 
 
@@ -75,24 +96,65 @@ def be_one(rank: int, ranks: int, store: str, out: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     patience = timedelta(seconds=PATIENCE_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
-    count = max(NUMBERS, OF_ALL_RANKS // ranks)
-    numbers, residual = torch.randn(count), torch.zeros(wire.padded_size(count, ranks))
-    found = {
-        kind: seconds_of(partial(wire.sum_over, numbers, None, kind, residual), dist.barrier) / count
-        for kind in wire.NUMBER_BYTES
-    }
+    mesh = Mesh(rank, ranks, 0, torch.device("cpu"), timeout=patience)  # each an island: all of them exchange
+    count = max(NUMBERS, min(MOST, OF_ALL_RANKS // ranks))
+    alone = seconds_of(step_of(layers(count)), dist.barrier)
+    found = {}
+    kinds: Any = wire.NUMBER_BYTES
+    for kind in kinds:
+        wrapped = Strategy(Parallel(strategy="ddp", wire=kind), mesh).wrap(layers(count), compiled=False)
+        found[kind] = max(0.0, seconds_of(step_of(wrapped), dist.barrier) - alone) / count
+        del wrapped
+        gc.collect()  # models and hooks know each other: each would keep its memory
     if rank == 0:
         out.send(found)
-    dist.barrier()
-    dist.destroy_process_group()
+    time.sleep(PATIENCE_SECONDS)  # to be ended by whoever has heard it
+
+
+class Known(torch.autograd.Function):
+    """Its gradient is there already: nothing is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.gradient = weight.detach()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return incoming, ctx.gradient
+
+
+class Layer(nn.Module):
+    def __init__(self, count: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Known.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return result
+
+
+def layers(count: int) -> nn.Module:
+    return nn.Sequential(*(Layer(count // LAYERS) for _ in range(LAYERS)))
+
+
+def step_of(model: nn.Module) -> Callable[[], None]:
+    """One step beside no computing; of DDP it is an exchange in buckets."""
+    x = torch.zeros(1, requires_grad=True)
+
+    def step() -> None:
+        model(x).sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    return step
 
 
 def seconds_of(work: Callable[[], object], settle: Callable[[], object]) -> float:
     taken = []
-    for _ in range(TRIALS + 1):
+    for _ in range(UNCOUNTED + TRIALS):
         settle()
         start = time.perf_counter()
         work()
         settle()
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+    return statistics.median(taken[UNCOUNTED:])

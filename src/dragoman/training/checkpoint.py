@@ -135,7 +135,7 @@ def write(
     run: runs.RunFolder, taken: Snapshot, description: model_folder.Description, vocabulary: Path, claim: owner.Claim
 ) -> int:
     """Write a checkpoint, whole or not at all, and only while the run is still ours; returns its bytes."""
-    with saving(), runs.new_folder(run.checkpoint(taken.step), partial(owner.require, run, claim)) as fresh:
+    with saving(), runs.new_folder(run.checkpoint(taken.step), partial(owner.committing, run, claim)) as fresh:
         model_folder.write_model(fresh, taken.weights, description, vocabulary)
         if taken.moments:
             model_folder.write_tensors(fresh / OPTIMIZER, taken.moments)
@@ -203,6 +203,7 @@ class Found:
 
 def newest_sound(run: runs.RunFolder, before: int | None = None) -> Found:
     """A damaged one is named and passed over. `before`: rather one that was written before this step."""
+    put_back(run)
     found, folders = Found(), runs.checkpoint_folders(run)
     if before is not None:
         folders.sort(key=lambda folder: (runs.step_of(folder) < before, runs.step_of(folder)))
@@ -216,6 +217,14 @@ def newest_sound(run: runs.RunFolder, before: int | None = None) -> Found:
     if found.damaged:
         raise RunError(f"{run.checkpoints}: every checkpoint is damaged; nothing was changed. Start another run.folder")
     return found
+
+
+def put_back(run: runs.RunFolder) -> None:
+    """What a process was just replacing when it was killed."""
+    for old in run.checkpoints.glob(f"step-*{runs.OLD}"):
+        place = run.checkpoint(runs.step_of(old))
+        if not place.exists():
+            old.rename(place)
 
 
 def restore(checkpoint: Path, state: TrainState, strategy: Strategy) -> None:
@@ -281,8 +290,9 @@ def tidy(run: runs.RunFolder, step: int) -> None:
             aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)
             checkpoint.rename(aside)
-    for torso in [*run.checkpoints.glob("step-*.partial"), *run.checkpoints.glob("step-*.removed")]:
-        shutil.rmtree(torso, ignore_errors=True)
+    for left in (".partial", ".removed", runs.OLD):
+        for torso in run.checkpoints.glob(f"step-*{left}"):
+            shutil.rmtree(torso, ignore_errors=True)
 
 
 def better(score: float, than: float | None, metric: str) -> bool:

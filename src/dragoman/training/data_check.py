@@ -17,7 +17,7 @@ class DataCheck:
 
     def __init__(self, data: PreparedData, *, alone: bool):
         self.data, self.alone = data, alone
-        self.error: DataError | None = None
+        self.error: DataError | OSError | None = None
         self.thread: threading.Thread | None = None
         self.all_sound = threading.Event()  # on every host
         self.given_up = False
@@ -29,7 +29,7 @@ class DataCheck:
     def read(self) -> None:
         try:
             self.data.check("train", "valid")
-        except DataError as error:
+        except (DataError, OSError) as error:
             self.error = error
 
     def result(self) -> None:

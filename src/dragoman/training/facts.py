@@ -180,13 +180,13 @@ def ended_by(events: list[runs.Row]) -> str:
     begun = [number for number, row in enumerate(events) if row.get("event") in ("start", "resume")]
     since = events[begun[-1] :] if begun else []
     for row in reversed(since):
-        if row["event"] == "stop":
+        if row.get("event") == "stop":
             return f"stop: {row.get('reason')}"
         where = f"host {row.get('host')}"
         who = where if row.get("rank") is None else f"rank {row['rank']} on {where}"
-        if row["event"] == "fault":
+        if row.get("event") == "fault":
             return f"{row.get('kind')}: {who}: {row.get('error')}"
-        if row["event"] == "hang":
+        if row.get("event") == "hang":
             return f"hung: {who}, section {row.get('section')}"
     return SILENT if since else ""
 

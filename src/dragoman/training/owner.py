@@ -8,6 +8,8 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +33,19 @@ class FencedError(RunError):
     """A newer generation of the run has begun elsewhere."""
 
 
+class OvertakenError(RunError):
+    """The one before committed once more while this one was starting. Starting again takes that into account."""
+
+    exit_code = 1
+
+
 def read(run: runs.RunFolder) -> dict[str, Any]:
-    return dict(runs.read_json(run.owner)) if run.owner.is_file() else {}
+    """Nobody where it cannot be understood: a flipped bit must not keep everybody out."""
+    try:
+        owner = runs.read_json(run.owner)
+    except RunError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def check_not_alive(run: runs.RunFolder) -> None:
@@ -66,12 +79,22 @@ def birth(pid: int) -> float:
 
 
 def claim(run: runs.RunFolder) -> Claim:
-    """Begin a new generation."""
-    new = Claim(int(read(run).get("generation", 0)) + 1, uuid.uuid4().hex)
+    """Begin a new generation, not while one before it commits."""
     since, pid = time.strftime("%Y-%m-%d %H:%M:%S %Z"), os.getpid()
     process = {"host": socket.gethostname(), "pid": pid, "born": birth(pid), "inode": run.path.stat().st_ino}
-    runs.write_json(run.owner, {**new._asdict(), "since": since, **process})
+    with runs.locked(run.path, seconds=runs.LOCK_SECONDS, needed=False):
+        before = read(run).get("generation", 0)
+        new = Claim(before + 1 if isinstance(before, int) else 1, uuid.uuid4().hex)
+        runs.write_json(run.owner, {**new._asdict(), "since": since, **process})
     return new
+
+
+@contextmanager
+def committing(run: runs.RunFolder, claimed: Claim) -> Iterator[None]:
+    """From the last look until a checkpoint has its name nobody can claim the run."""
+    with runs.locked(run.path, seconds=runs.LOCK_SECONDS, needed=False):
+        require(run, claimed)
+        yield
 
 
 def is_ours(now: dict[str, Any], claimed: Claim) -> bool:
@@ -83,7 +106,7 @@ def require(run: runs.RunFolder, claimed: Claim) -> None:
     now = read(run)
     if not is_ours(now, claimed):
         raise FencedError(
-            f"{run.path}: generation {now['generation']} of this run has begun on {now.get('host')} since this one, which is "
+            f"{run.path}: generation {now.get('generation')} of this run has begun on {now.get('host')} since this one, which is "
             f"number {claimed.generation}; it stops here and writes nothing more"
         )
 

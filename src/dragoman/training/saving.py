@@ -17,7 +17,7 @@ from dragoman.config.schema import Config
 from dragoman.errors import RunError
 from dragoman.model.folder import Description
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import gather
+from dragoman.parallel.reduce import from_main, gather
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import checkpoint, optim
 from dragoman.training.data_check import DataCheck
@@ -111,11 +111,12 @@ class Saver:
             error = str(failure)
         written = gather(self.mesh, (path, error))
         errors = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(written) if text]
-        if errors and self.mesh.is_main:
+        seen = [] if errors else from_main(self.mesh, [path for path, _ in written if path and path.is_file()])
+        if errors or (path and path not in seen):  # there on a disk of one's own, from which nobody takes it
             shutil.rmtree(folder, ignore_errors=True)
+        if errors and self.mesh.is_main:
             self.failed(self.state.step, RunError(errors[0]))
-        # A host with a disk of its own keeps it to itself.
-        return None if errors else [path for path, _ in written if path and path.is_file()]
+        return None if errors else seen
 
     def failed(self, step: int, error: Exception) -> None:
         self.writer.error = error  # of the last one, this ends the run in words

@@ -33,6 +33,7 @@ class TrainState:
     train_seconds: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)  # metric, score and step of the best validation so far
     stale_validations: int = 0  # validations since then
+    owes_validation: bool = False  # a stop did not wait for the one of this step
 
     def to_be_used(self) -> AbstractContextManager[None]:
         """The model has the weights that are validated and kept in here: the averaged ones where there are any."""
@@ -41,11 +42,12 @@ class TrainState:
     def numbers(self) -> dict[str, Any]:
         """Everything but the tensors."""
         own = {"position": list(self.position), "scaler": self.scaler.state_dict()}
-        return {key: getattr(self, key) for key in COUNTERS} | own
+        return {key: getattr(self, key) for key in (*COUNTERS, "owes_validation")} | own
 
     def restore_numbers(self, numbers: dict[str, Any]) -> None:
         for key in COUNTERS:
             setattr(self, key, numbers[key])
+        self.owes_validation = numbers.get("owes_validation", False)
         self.position = Position(*numbers["position"])
         if self.scaler.is_enabled() and numbers.get("scaler"):  # a run that was not in fp16 before has no scale
             self.scaler.load_state_dict(numbers["scaler"])

@@ -51,7 +51,9 @@ def update(
             clock.mark("backward")
     state.scaler.unscale_(state.optimizer)
     norm = clip(state.model, train.clip_norm)
-    apply(state, norm, norm_limit)
+    refused = ~(norm <= norm_limit)
+    apply(state, refused)
+    strategy.forgive(refused)
     state.optimizer.zero_grad(set_to_none=not isinstance(wrapped, Recorded))
     state.step += 1
     if state.average:
@@ -66,14 +68,14 @@ def update(
     return loss_sum, norm
 
 
-def apply(state: TrainState, norm: Tensor, norm_limit: float) -> None:
+def apply(state: TrainState, refused: Tensor) -> None:
     """Update the weights, but not where the gradient is not finite or far too long: the device decides by itself, nobody waits
     for it. With fp16 the scaler decides, and only about what is not finite."""
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
         state.scaler.update()
     else:
-        state.optimizer.found_inf = (~(norm <= norm_limit)).float()  # type: ignore[attr-defined]  # read by fused Adam
+        state.optimizer.found_inf = refused.float()  # type: ignore[attr-defined]  # read by fused Adam
         state.optimizer.step()
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from dragoman.config.schedule import learning_rate
 from dragoman.config.schema import Config
 from dragoman.data.encode import PreparedData
 from dragoman.data.loader import Share, Step, prefetched, steps, tiles
-from dragoman.errors import DragomanError, DriftError, TrainingError
+from dragoman.errors import DragomanError, DriftError, RunError, TrainingError
 from dragoman.model import ops
 from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ROLLED_BACK = "rolled back"  # a reason not to stop but to read on from where training now is
+REACHED = "%012d\n"  # always as long: it is written over
 CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
 
 
@@ -134,6 +136,7 @@ class Trainer:
         self.description = Description(config.model, len(pieces), *langs, config.translate, pieces.source_size)
         self.started = time.time()
         self.metrics: Metrics | None = None  # on the main rank only
+        self.reached: BinaryIO | None = None  # likewise
         self.data_check = DataCheck(data, alone=mesh.world == 1)
         self.stopping = Stopping(mesh, self.data_check)
         self.watchdog = watchdog or Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
@@ -163,6 +166,7 @@ class Trainer:
         found = checkpoint.newest_sound(self.folder) if resume and self.mesh.is_main else checkpoint.Found()
         source = from_main(self.mesh, found.source)  # one rank chooses for all
         if source is not None:
+            self.check_copies(source)
             self.changed = facts.changes(self.folder, self.config, self.arithmetic.name)
             facts.check_same(runs.read_json(source / checkpoint.TRAINING), self.identity, self.changed, source)
             checkpoint.restore(source, self.state, self.strategy)
@@ -183,7 +187,6 @@ class Trainer:
         self.first_of_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
         self.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
         if self.mesh.is_main and not self.done:
-            checkpoint.tidy(self.folder, self.state.step)
             self.write_facts(hosts, found)
             if self.taken and source is None:
                 runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
@@ -202,6 +205,7 @@ class Trainer:
         monitor = self.config.monitor
         if self.mesh.is_main:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
+            self.reached = self.folder.reached.open("r+b")
         file = self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
         telemetry = sampling(file, monitor.interval_seconds, enabled=monitor.telemetry and self.first_of_host)
         with self.stopping.listening(partial(self.tell, "stopping")):  # until the last checkpoint is written
@@ -227,6 +231,8 @@ class Trainer:
         self.stop_event(reason)
         if self.metrics:
             self.put_down(self.metrics.close)
+        if self.reached:
+            self.put_down(self.reached.close)
         if self.mesh.is_main and self.saver.claim:
             owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
@@ -237,6 +243,8 @@ class Trainer:
         time_exchanges(wrapped)
         self.within_memory(wrapped, self.settle, wrapped)
         pin = self.mesh.device.type == "cuda"
+        if self.state.owes_validation and (over := self.do_what_is_due("")):
+            return over
         reason = ROLLED_BACK
         try:
             while reason == ROLLED_BACK:  # steps are counted anew then, and with them the stages of the data
@@ -295,6 +303,7 @@ class Trainer:
             if self.watchdog.where == START:
                 self.event("first_step", seconds=round(time.time() - self.started, 3))
             self.watchdog.beat()
+            self.note_step()
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
@@ -315,6 +324,11 @@ class Trainer:
                     set_aside()
                 window = self.new_window()
         return "max_steps"
+
+    def note_step(self) -> None:
+        """In place, without waiting for the disk: rows of metrics may be far apart, and after a fault it counts what was lost."""
+        if self.reached:
+            self.put_down(os.pwrite, self.reached.fileno(), (REACHED % self.state.step).encode(), 0)
 
     def new_window(self) -> Window:
         """fp16 looks for its scale by gradients that are too long: there the scaler alone decides."""
@@ -368,13 +382,15 @@ class Trainer:
             self.forget_lost_rows()
         self.judge.learn(self.usual_rows())
         self.stopping.forget()
-        self.event("roll_back", from_step=lost, checkpoint=source.name, reason=reason)
+        steps = {"from_step": lost, "lost_steps": lost - self.state.step}
+        self.event("roll_back", **steps, checkpoint=source.name, reason=reason)
         self.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
 
     def usual_rows(self) -> list[tuple[float, float]]:
         """Loss and longest gradient of the last rows, as the main rank reads them."""
         rows = runs.read_rows(self.folder.metrics) if self.mesh.is_main else []
-        known = [(row["loss"], row["largest_grad_norm"]) for row in rows if row["kind"] == "train"]
+        train = [(row.get("loss"), row.get("largest_grad_norm")) for row in rows if row.get("kind") == "train"]
+        known = [(loss, norm) for loss, norm in train if isinstance(loss, float) and isinstance(norm, float)]
         return from_main(self.mesh, known[-HISTORY:])
 
     # --- memory ---
@@ -429,6 +445,7 @@ class Trainer:
     def record(self, totals: Totals, rate: float) -> None:
         """One row of metrics, from sums that are the same on every rank."""
         state = self.state
+        self.require_owner()
         state.train_seconds += totals.seconds
         row = facts.metrics_row(state, totals, rate, len(self.train_data))
         if self.metrics:
@@ -438,6 +455,12 @@ class Trainer:
         self.tell("training", detail)
         log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
         self.name_straggler(totals.spans)
+
+    def require_owner(self) -> None:
+        """A run that is somebody else's by now is not written into; a disk that does not answer is no reason to stop."""
+        if self.mesh.is_main and self.saver.claim:
+            with suppress(OSError):
+                owner.require(self.folder, self.saver.claim)
 
     def name_straggler(self, spans: dict[str, list[float]]) -> None:
         """Once, when a rank begins to hold the others up, and once when it no longer does."""
@@ -477,7 +500,7 @@ class Trainer:
             self.put_down(runs.append_row, self.folder.events, {"event": name, "step": step, **facts})
         log.info("%s at step %d %s", name, step, facts or "")
 
-    def put_down(self, write: Callable[..., None], *what: Any) -> None:
+    def put_down(self, write: Callable[..., object], *what: Any) -> None:
         """A row that a full disk does not take is told, once, and training goes on: it is the weights that count."""
         try:
             write(*what)
@@ -497,14 +520,17 @@ class Trainer:
         return self.done or any(self.state.step % each == 0 for each in every)
 
     def do_what_is_due(self, stopping: str) -> str | None:
-        """Validate and save; returns a reason to stop, the same on every rank."""
+        """Validate and save; returns a reason to stop, the same on every rank. Whoever stops us waits for a checkpoint, not for
+        scores: these are owed then, and come first after a resume."""
         validation, keeping = self.config.validation, self.config.checkpoint
         if self.mesh.world > 1 and (stopping or self.due(validation.every, keeping.every)):
             self.check_replicas()
         scores: dict[str, Any] = {}
-        if self.due(validation.every):
+        if self.due(validation.every) and (self.done or not stopping):
             with self.watchdog.section("validation"):
                 scores = self.validate()
+            stopping = stopping if scores else self.wanted_by_any()
+        self.state.owes_validation = self.due(validation.every) and not scores
         improved = self.is_best(scores)
         no_better = validation.patience and self.state.stale_validations >= validation.patience
         if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
@@ -525,8 +551,12 @@ class Trainer:
                 f"The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
             )
 
+    def wanted_by_any(self) -> str:
+        """The reason to stop that some rank has heard. Every rank must reach this line."""
+        return next(filter(None, gather(self.mesh, self.stopping.wanted)), "")
+
     def validate(self) -> dict[str, Any]:
-        """Validation loss and all tasks."""
+        """Validation loss and all tasks; nothing when a stop comes between two of them, unless there is nothing after it."""
         start = time.perf_counter()
         width = self.packing.width
         slots = self.share.rows_per_micro_batch * width
@@ -538,8 +568,10 @@ class Trainer:
             scores |= {f"train_slice_{key}": known[key] for key in ("loss", "nll", "pairs")}
             moment = Moment(self.state.step, objective.model.eval(), self.mesh, self.folder)
             for task in self.tasks:
-                scores |= task.run(moment)
+                scores = scores | task.run(moment) if scores and (self.done or not self.wanted_by_any()) else {}
         self.objective.train()
+        if not scores:
+            return {}
         seconds = round(time.perf_counter() - start, 3)
         if self.metrics:
             self.put_down(self.metrics.write, {"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
@@ -584,7 +616,8 @@ class Trainer:
         own = {"dragoman": self.version, "precision": self.arithmetic.name, "compile": self.compiled, "hosts": hosts}
         own["exchange"] = facts.exchange(self.config, hosts, self.share, model, gloo=on_cpu)
         runs.write_text(self.folder.config, to_toml(self.config))  # first: it makes the folder a run
-        self.saver.claim = owner.claim(self.folder)
+        before = owner.read(self.folder)
+        self.take_over(found)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
         lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
@@ -592,7 +625,7 @@ class Trainer:
         more = {"after": after, "changed": self.changed, "damaged": list(found.damaged)}
         story |= {key: value for key, value in more.items() if value}
         if after == facts.SILENT:  # nobody of ours watched: torchrun, a scheduler, one process alone
-            self.event("fault", kind="silent", host=None, rank=None, error=after)
+            self.event("fault", kind="silent", host=before.get("host"), rank=None, error=after)
         if found.source:
             self.event("resume", lost_steps=lost, **story)
         else:  # lost steps: it was killed before its first checkpoint
@@ -602,8 +635,32 @@ class Trainer:
             cost = runs.step_of(Path(name)) - self.state.step
             self.event("damaged", host=self.host_of[0], checkpoint=name, problem=problem, lost_steps=cost)
 
+    def check_copies(self, source: Path) -> None:
+        """The main rank has found it sound; another host may read it wrongly, or read something else. Every rank must reach this
+        line."""
+        first = self.mesh.local_rank == 0 and not self.mesh.is_main
+        problem = runs.damage(source) if first else None
+        told = gather(self.mesh, f"host {socket.gethostname()}: {problem}" if problem else "")
+        if wrong := next(filter(None, told), ""):
+            raise RunError(
+                f"{source}: sound where rank 0 reads it, but not on {wrong}. Is it the same disk on every host?"
+            )
+
+    def take_over(self, found: checkpoint.Found) -> None:
+        """The run is ours from here on. Whoever had it before may have committed until then, after we had chosen where to go on."""
+        self.saver.claim = owner.claim(self.folder)
+        for path in runs.checkpoint_folders(self.folder):
+            if runs.step_of(path) > self.state.step and path.name not in found.damaged:
+                raise owner.OvertakenError(
+                    f"{path}: was written while this start was reading an older one; start it again with --resume"
+                )
+        checkpoint.tidy(self.folder, self.state.step)
+
     def forget_lost_rows(self) -> int:
         """Take the rows of steps out that will be done again; returns how many steps these were."""
+        newest = runs.newest_step(self.folder)
         rows = runs.read_rows(self.folder.metrics)
-        runs.write_rows(self.folder.metrics, [row for row in rows if row["step"] <= self.state.step])
-        return max([row["step"] for row in rows], default=self.state.step) - self.state.step
+        kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= self.state.step]
+        runs.write_rows(self.folder.metrics, kept)
+        runs.write_text(self.folder.reached, REACHED % self.state.step)
+        return max(newest - self.state.step, 0)

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL, started_again
 from dragoman.runs import Row
@@ -39,6 +40,7 @@ class Watchdog:
         self.stacks, self.least, self.tell = stacks, least_seconds, tell
         self.history: dict[str, list[float]] = {}
         self.where, self.since = START, time.monotonic()
+        self.file: TextIO | None = None  # for stacks, while there is one
 
     def limit(self) -> float:
         """Seconds that are allowed where we are: many times what it took before, never less than the least."""
@@ -51,7 +53,8 @@ class Watchdog:
     def learn(self, events: list[Row]) -> None:
         """How long sections took in earlier starts of the run."""
         for event, section in LEARNT.items():
-            self.history[section] = [row["seconds"] for row in events if row.get("event") == event][-HISTORY:]
+            known = [row.get("seconds") for row in events if row.get("event") == event]
+            self.history[section] = [each for each in known if isinstance(each, int | float)][-HISTORY:]
 
     def alive(self) -> None:
         self.since = time.monotonic()
@@ -100,6 +103,7 @@ class Watchdog:
         except OSError:  # a full disk ends no run, and a folder that cannot be made is told later
             yield
             return
+        self.file = file
         faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
         try:
             yield
@@ -107,6 +111,7 @@ class Watchdog:
             traceback.print_exc(file=file)
             raise
         finally:
+            self.file = None
             faulthandler.unregister(STACKS_SIGNAL)
             with suppress(OSError):
                 file.close()
@@ -116,10 +121,17 @@ class Watchdog:
                         folder.rmdir()
 
     def watch(self, stopped: threading.Event) -> None:
-        while not stopped.wait(min(1.0, self.least / 4)):
-            silent = time.monotonic() - self.since
-            if silent > self.limit():
-                self.give_up(silent)
+        """Should something hold on to Python itself, this thread stands still as well; then faulthandler, which needs no Python,
+        ends the process a little later."""
+        try:
+            while not stopped.wait(min(1.0, self.least / 4)):
+                silent = time.monotonic() - self.since
+                if silent > self.limit():
+                    self.give_up(silent)
+                if self.file:
+                    faulthandler.dump_traceback_later(self.limit() + LAST_SECONDS, exit=True, file=self.file)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def give_up(self, silent: float) -> None:
         last = threading.Timer(LAST_SECONDS, os._exit, (HUNG,))  # should the file system be what hangs
