@@ -111,11 +111,11 @@ def test_full_disk(prepared, tmp_path, undisturbed, train_watched, note):
 
 
 def test_nan_in_a_batch(prepared, tmp_path, monkeypatch, note):
-    usual, done = step_module.clip, [0]
+    usual, seen = step_module.clip, []
 
     def poisoned(model, clip_norm):
-        done[0] += 1
-        if done[0] == 5:
+        seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        if len(seen) == 5:
             for parameter in model.parameters():
                 parameter.grad.fill_(float("nan"))
         return usual(model, clip_norm)
@@ -124,11 +124,14 @@ def test_nan_in_a_batch(prepared, tmp_path, monkeypatch, note):
     assert train(tiny_config(prepared.folder, tmp_path / "run", *SHORT, "train.max_steps=10")) == "max_steps"
     events = runs.read_rows(tmp_path / "run" / "events.jsonl")
     assert [(row["step"], row["steps"]) for row in events if row["event"] == "skipped"] == [(5, 1)]
+    assert equal(seen[4], seen[5]), "that step changed nothing"
+    assert not equal(seen[3], seen[4])
+    assert not equal(seen[5], seen[6])
     assert all(tensor.isfinite().all() for tensor in final_weights(tmp_path / "run").values())
     note(
         "NaN in a batch",
         "that step changes nothing and is counted; ten without a good one roll back to a checkpoint, the third time the run stops in words",
-        "one step left out, all weights finite; the end is that of a run without this batch",
+        "one step left out: the weights after it are those from before it, and the next ones learn",
         lost=1,
     )
 

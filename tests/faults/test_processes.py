@@ -102,6 +102,42 @@ def kill(watched, rank):
     return 1
 
 
+WRITTEN_BY_SEVERAL = {
+    "fsdp": ["parallel.strategy=fsdp", "train.tokens_per_gpu=512"],
+    "streaming, int8": [
+        "parallel.strategy=streaming",
+        "parallel.wire=int8",
+        "parallel.ranks_per_island=1",
+        "parallel.inner_steps=4",
+        "parallel.fragments=2",
+    ],
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", WRITTEN_BY_SEVERAL)
+def test_kills_while_several_ranks_write_a_checkpoint(train_watched, undisturbed, note, name):
+    """Pieces of moments, or weights between two agreements: the main rank puts together what the others have written."""
+    keys = [*STEPS, "train.max_steps=300", *WRITTEN_BY_SEVERAL[name]]
+    detect, again, lost = [], [], []
+    with train_watched(*keys, options=("--restarts", "5")) as watched:
+        for number, rank in enumerate((1, 0, 1, 0), 1):
+            watched.wait_for(lambda: list(watched.run.checkpoints.glob("*.partial")), "half-written checkpoint")
+            since = time.time()
+            kill(watched, rank)
+            watched.wait_for(lambda count=number: len(watched.events("fault")) == count, f"word of kill {number}")
+            noticed = watched.events("fault")[-1]["time"]
+            watched.wait_for(lambda t=noticed: watched.events("first_step", since=t), f"life after kill {number}")
+            detect.append(noticed - watched.killed_at)
+            again.append(detect[-1] + watched.trained_again(noticed))
+            lost.append(watched.lost_steps(since))
+        assert watched.finish(600) == 0, watched.said
+    assert not list(watched.run.checkpoints.glob("*.damaged")), "no half-written checkpoint had the name of a whole one"
+    assert equal(final_weights(watched.run.path), undisturbed(*keys))
+    row = f"kill -9 while ranks write a checkpoint together ({name})"
+    note(row, SAME_END, "4 kills: same end to the bit", detect, again, lost)
+
+
 def listening(process):
     return [port for port in process.net_connections() if port.status == psutil.CONN_LISTEN]
 
@@ -156,6 +192,32 @@ def test_sigterm(train_watched, undisturbed, note, ranks):
     note(
         f"SIGTERM, {ranks} process{'es' if ranks > 1 else ''}",
         "a checkpoint at the next step that all agree on, exit code 143; --resume goes on to the same end",
+        f"stopped with a checkpoint after {stopped:.1f} s; same end to the bit",
+        lost=0,
+    )
+
+
+@pytest.mark.faults
+def test_sigterm_under_torchrun(prepared, tmp_path, train_watched, undisturbed, note):
+    """It hands the signal on and waits for its ranks; its own exit code is 1 whatever theirs are."""
+    steps = [*STEPS, "train.max_steps=300"]
+    config = tiny_config(prepared.folder, tmp_path / "run", *steps)
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = ["-m", "dragoman", "train", "tiny", *as_overrides(config), "--resume"]
+    with Watched([sys.executable, *agent, *words], tmp_path / "run") as watched:
+        watched.wait_for_step(15)
+        since = time.time()
+        watched.process.send_signal(signal.SIGTERM)
+        assert watched.finish() == 1
+        stopped = time.time() - since
+    assert [row["reason"] for row in watched.events("stop")] == ["terminated"]
+    with train_watched(*steps, options=("--resume",)) as resumed:
+        assert resumed.finish() == 0, resumed.said
+    assert resumed.lost_steps(since) == 0
+    assert equal(final_weights(watched.run.path), undisturbed(*steps))
+    note(
+        "SIGTERM under torchrun, 2 processes",
+        "a checkpoint at the next step that all agree on, torchrun's exit code 1; --resume goes on to the same end",
         f"stopped with a checkpoint after {stopped:.1f} s; same end to the bit",
         lost=0,
     )
