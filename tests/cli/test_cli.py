@@ -218,12 +218,13 @@ def test_a_run_folder_is_no_run_file_and_a_run_file_is_no_model(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpora").mkdir()
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "run.toml").touch()
+    for name in ("runs/run.toml", "text"):
+        (tmp_path / name).touch()
     wrong = {
         ("train", "runs"): "runs: is a folder; name its run file: runs/run.toml",
         ("prepare", "corpora"): "corpora: is a folder; name a run file (TOML)",
-        ("translate", "runs/run.toml"): "runs/run.toml: is a file. Name the folder of a run",
-        ("translate", "corpora"): "corpora: holds no model. Name the folder of a run",
+        ("translate", "runs/run.toml", "text"): "runs/run.toml: is a file. Name the folder of a run",
+        ("translate", "corpora", "text"): "corpora: holds no model. Name the folder of a run",
         ("checkpoint", "inspect", "nope"): "nope: no such folder. Name a run",
         ("data", "inspect", "nope"): "nope: no such file or folder",
         ("launch", "tiny"): "--hosts: names no host; write them with their processes, as a:2,b:2",

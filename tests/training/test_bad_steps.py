@@ -69,6 +69,8 @@ def test_many_in_a_row_roll_back_to_the_checkpoint_and_go_on_behind(prepared, tm
     rows = [row["step"] for row in runs.read_rows(run / "metrics.jsonl") if row["kind"] == "train"]
     assert rows == list(range(2, 21, 2))
     assert training_numbers(run, 20)["updates"] == 20
+    assert int((run / "reached").read_text(encoding="utf-8")) == 20, "written on after going back"
+    assert back["lost_steps"] == 12
     train(tiny_config(prepared.folder, tmp_path / "straight", "train.max_steps=20"))
     positions = [training_numbers(each, 20)["position"][:3] for each in (tmp_path / "straight", run)]
     assert positions[0] < positions[1], "the data that was met on the way is not seen again"

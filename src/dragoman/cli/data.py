@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from dragoman.errors import DataError
+
 if TYPE_CHECKING:
     from dragoman.data.inspect import Section
     from dragoman.data.public import Corpus
@@ -106,6 +108,9 @@ def inspect(
     from dragoman.data import inspect as looking
     from dragoman.runs import write_text
 
+    for each in filter(None, (path, other)):
+        if not Path(str(each).partition("!")[0]).exists():
+            raise DataError(f"{each}: no such file or folder")
     names = ("source_lang", "target_lang", "format", "source_key", "target_key")
     reading = dict(zip(names, (source, target, form, *keys), strict=True))
     data = load_config(overrides=[f"data.{key}={toml_value(value)}" for key, value in reading.items()]).data

@@ -86,8 +86,6 @@ def format_of(corpus: Corpus, where: str) -> str:
         named = "lines"
     found = named if corpus.format == "auto" else corpus.format
     if corpus.pairs and found in TWO_FILES:
-        if not Path(str(path).partition("!")[0]).exists():
-            raise DataError(f"{where}: no such file or folder")
         raise DataError(
             f"{where}: one file, which would have to be .tsv, .jsonl or .tmx; name source and target otherwise"
         )

@@ -662,5 +662,8 @@ class Trainer:
         rows = runs.read_rows(self.folder.metrics)
         kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= self.state.step]
         runs.write_rows(self.folder.metrics, kept)
-        runs.write_text(self.folder.reached, REACHED % self.state.step)
+        if self.reached:  # it stays the file that is written over
+            self.note_step()
+        else:
+            runs.write_text(self.folder.reached, REACHED % self.state.step)
         return max(newest - self.state.step, 0)
