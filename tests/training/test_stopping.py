@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import tiny_config
+from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
@@ -122,3 +122,13 @@ def test_a_stop_waits_for_no_validation_and_the_resumed_run_makes_up_for_it(prep
     assert [each["best"] for each in numbers] == [numbers[0]["best"]] * 2
     scores = [runs.read_json(run.checkpoint(4) / "manifest.json")["scores"] for run in (straight, stopped)]
     assert scores[0] == scores[1]
+
+
+def test_two_ranks_leave_together_when_time_is_up(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.max_hours=1e-9")
+    dragoman("train", "tiny", *as_overrides(config), "--nproc", "2")
+    run = runs.RunFolder(tmp_path / "run")
+    [stop] = [row for row in runs.read_rows(run.events) if row["event"] == "stop"]
+    assert (stop["reason"], runs.step_of(runs.checkpoint_folders(run)[-1])) == ("max_hours", stop["step"])
+    told = [run.log(rank).read_text(encoding="utf-8") for rank in range(2)]
+    assert all(f"stop at step {stop['step']} " in each for each in told)
