@@ -4,9 +4,10 @@
     plain   one pair a row, padded, fp32, plain torch, its own cross-entropy, nothing compiled
 
     python bench/curves.py RUN.TOML [section.key=value ...] [--steps 1000] [--every 50]
+    python bench/curves.py transformer-big --precisions bf16 fp8        # or: the fast path in two precisions
 
 Prints both losses side by side and, as its last line, one JSON object. With dropout the two draw different masks; their noise
-is shown by a second fast run with another seed for dropout, beside which the plain one must not stand out.
+is shown by a second fast run with another seed for dropout, beside which the other one must not stand out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dragoman.benchmark.train import changed
 from dragoman.config import Config, load_config
 from dragoman.config.schedule import learning_rate
 from dragoman.data.encode import PreparedData
@@ -37,6 +39,8 @@ from dragoman.training.recorded import Recorded
 from dragoman.training.state import TrainState
 from dragoman.training.step import update
 
+OTHER = ", other dropout"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,23 +48,28 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--precisions", nargs=2, metavar=("USUAL", "TRIED"), help="of two fast runs; no plain one then")
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
-    runs = {"plain": (False, 1), "fast": (True, 1), "fast, other dropout": (True, 2)}
+    usual, tried = options.precisions or ("plain", "fast")
+    again = f"{usual if options.precisions else tried}{OTHER}"
     curves = {}
-    for name, (fast, seed) in runs.items():
-        start = time.perf_counter()
+    for name in (usual, tried, again):
+        start, fast = time.perf_counter(), name != "plain"
+        how = changed(config, train={"precision": name.removesuffix(OTHER)}) if options.precisions else config
         with patch.object(ops, "on_cpu", ops.on_cpu if fast else lambda x: False):
-            curves[name] = curve(config, options.steps, options.every, fast=fast, dropout_seed=seed)
+            curves[name] = curve(how, options.steps, options.every, fast=fast, dropout_seed=2 if name == again else 1)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(f"\n{'step':>6s}" + "".join(f"{name:>22s}" for name in curves))
-    for index in range(len(curves["fast"])):
+    for index in range(len(curves[usual])):
         row = "".join(f"{curve[index]:22.4f}" for curve in curves.values())
         print(f"{(index + 1) * options.every:6d}{row}")
     print(json.dumps(figures(curves, options.steps)))
 
 
 def figures(curves: dict[str, list[float]], count: int) -> dict[str, object]:
+    usual, tried, again = curves
+
     def apart(one: str, other: str) -> float:
         """Mean relative difference over the second half: at the start, losses fall too quickly to compare."""
         half = len(curves[one]) // 2
@@ -71,8 +80,8 @@ def figures(curves: dict[str, list[float]], count: int) -> dict[str, object]:
         "benchmark": "curves",
         "steps": count,
         "final_loss": {name: round(curve[-1], 4) for name, curve in curves.items()},
-        "fast_from_plain": apart("fast", "plain"),
-        "noise": apart("fast, other dropout", "fast"),
+        f"{tried}_from_{usual}": apart(tried, usual),
+        "noise": apart(again, again.removesuffix(OTHER)),
     }
 
 

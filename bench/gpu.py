@@ -30,12 +30,12 @@ def script(name: str, *arguments: str) -> list[str]:
 
 COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is run
     "kernels": (90, [sys.executable, "tests/model/kernel_cases.py", "cuda"]),
-    "train": (600, [*OWN, "train", "recipes/english-german.toml"]),
+    "train": (600, [*OWN, "train", "recipes/english-german.toml", "train.precision=fp8"]),
     "decode": (
         300,
         script(
             "decode.py", RUN, "--source", f"{TEXT}.en", "--reference", f"{TEXT}.de", "--device", "cuda", "--sentences", "3000",
-            "--batches", "512", "1024", "3000", "--systems", "torch", "hugging face",
+            "--batches", "256", "1024", "3000", "--systems", "torch", "hugging face",
         ),
     ),
     "decode random": (
@@ -48,16 +48,24 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "base": (
         420,
         script(
-            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "32768", "65536", "--own-tokens", "131072", "--peers",
-            "dragoman", "marian-compiled", "marian", "--seconds", "8", "--batches", "40",
+            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "65536", "131072", "--own-tokens", "131072", "--peers",
+            "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches", "40",
         ),
     ),
     "big": (
         480,
         script(
             "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "--data", DATA, "--tokens", "65536",
-            "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
+            "131072", "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
             "30",
+        ),
+    ),
+    "fp8": (
+        300,
+        script(
+            "curves.py", "transformer-big", f"data.folder={DATA}", "train.batch_tokens=32768", "train.tokens_per_gpu=32768",
+            "schedule.warmup_steps=200", "schedule.learning_rate=0.25", "model.dropout=0.1", "--steps", "300", "--every", "20",
+            "--precisions", "bf16", "fp8",
         ),
     ),
     "all dropouts": (

@@ -223,27 +223,37 @@ def by_tokens(by_size: dict[Size, float]) -> dict[int, tuple[Size, float]]:
 
 def tell(speeds: Speeds, best: Best) -> None:
     every = sorted({size.tokens for by_size in speeds.values() for size in by_size})
-    table = Table("target tokens/s", *(f"{tokens:,} slots" for tokens in every), "best", "dragoman is")
+    owns = own_of(best)
+    table = Table("target tokens/s", *(f"{tokens:,} slots" for tokens in every), "best", *(f"{own} is" for own in owns))
     for name, by_size in speeds.items():
         found = by_tokens(by_size)
         cells = [
             f"{found[tokens][1]:,.0f}{in_brackets(found[tokens][0])}" if tokens in found else "-" for tokens in every
         ]
         top = f"{best[name][1]:,.0f}" if name in best else "-"
-        times = f"{best['dragoman'][1] / best[name][1]:.2f} x" if {"dragoman", name} <= best.keys() else "-"
-        table.add_row(name, *cells, top, times)
+        times = [f"{best[own][1] / best[name][1]:.2f} x" if name in best else "-" for own in owns]
+        table.add_row(name, *cells, top, *times)
     Console(highlight=False).print(table)
 
 
+def own_of(best: Best) -> list[str]:
+    return [name for name in best if name.startswith("dragoman")]
+
+
 def results(speeds: Speeds, best: Best) -> dict[str, Any]:
-    own = best["dragoman"][1] if "dragoman" in best else 0.0
+    """`ratio` is of dragoman in the precision of the configuration, `ratio_fp8` of it in fp8."""
+
+    def ratios(own: str) -> dict[str, float]:
+        others = (name for name in best if name not in own_of(best))
+        return {name: round(best[own][1] / best[name][1], 3) for name in others}
+
     return {
         "target_tokens_per_s": {
             name: [size._asdict() | {"target_tokens_per_s": speed} for size, speed in each.items()]
             for name, each in speeds.items()
         },
         "best": {name: size._asdict() | {"target_tokens_per_s": speed} for name, (size, speed) in best.items()},
-        "ratio": {name: round(own / speed, 3) for name, (_, speed) in best.items() if own and name != "dragoman"},
+        **{own.replace("dragoman-", "ratio_").replace("dragoman", "ratio"): ratios(own) for own in own_of(best)},
     }
 
 

@@ -44,17 +44,30 @@ NUMBERS = {
     "attention_backward": ATTENTION,
     "search_self": SEARCH,
     "search_cross": SEARCH,
-    "activate": {"THRESHOLD": 2**28, "GAIN": 1.1, "SCALE": 4.0, "BLOCK": 4096, "DROPOUT": True, "SMALL": False},
+    "activate": {"THRESHOLD": 2**28, "GAIN": 1.1, "BLOCK": 4096},
     "relu_backward": {"GAIN": 1.1, "WIDTH": 2048, "COLUMNS": 256, "ROWS": 16, "TILES": 16},
-    "loss": {"SMOOTHING": 0.1, "GAIN": 1.0, "WIDTH": 32_000, "BLOCK": 4096},
+    "loss": {"SMOOTHING": 0.1, "GAIN": 1.0, "WIDTH": 32_000, "BLOCK": 4096, "SMALL": False},
     "peaks": LOGITS | {"BLOCK": 4096},
     "best": LOGITS | {"CHUNKS": 250, "MOST": 256, "COUNT": 8, "PLACES": 8},
 }
+TILE = {"ROWS": 64, "COLUMNS": 128}
+VALUES, GRADIENTS = (
+    {"small": "*fp8e4nv", "turned": "*fp8e4nv", "hidden": "*fp8e4nv"},
+    {"small": "*fp8e5", "turned": "*fp8e5"},
+)
+EIGHT_BITS = [  # Ampere has none; kernel, its numbers, and types of their own
+    ("shrink", TILE | {"SCALE": 4.0, "GRADIENT": False}, VALUES),
+    ("shrink", TILE | {"SCALE": 1.0, "GRADIENT": True}, GRADIENTS),
+    ("shrink_active", TILE | {"THRESHOLD": 2**28, "GAIN": 1.1, "SCALE": 4.0, "DROPOUT": True}, VALUES),
+    ("shrink_relu_backward", TILE | {"GAIN": 1.1, "TILES": 8}, VALUES | GRADIENTS),
+    ("turn", TILE, {"x": "*u8", "out": "*u8"}),
+    ("loss", NUMBERS["loss"] | {"SMALL": True}, GRADIENTS),
+]
 OTHER_TYPES = {
     "*i64": ("seed", "labels", "position", "column"),
     "*i32": ("query_segment", "key_segment"),
     "*i8": ("ancestry",),
-    "*fp32": ("weight", "bias", "partial", "normalizer", "peak", "losses", "likelihoods", "bias_gradient"),
+    "*fp32": ("weight", "bias", "partial", "normalizer", "peak", "losses", "likelihoods", "bias_gradient", "inverse"),
 }
 
 
@@ -69,14 +82,28 @@ def type_of(name: str) -> str:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_kernels_compile_without_a_gpu_too(name, architecture):
     """The interpreter takes what the compiler refuses, such as a variable that changes its shape in a loop."""
+    compiles(name, NUMBERS[name], {}, architecture)
+
+
+@pytest.mark.parametrize(("name", "numbers", "own_types"), EIGHT_BITS)
+def test_kernels_of_eight_bits_compile_without_a_gpu_too(name, numbers, own_types):
+    compiles(name, numbers, own_types, 90)
+
+
+def compiles(name, numbers, own_types, architecture):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
 
     from dragoman.model import kernels
 
-    kernel, numbers = getattr(kernels, name), NUMBERS[name]
-    types = {argument: "constexpr" if argument in numbers else type_of(argument) for argument in kernel.arg_names}
+    kernel = getattr(kernels, name)
+    types = {
+        argument: "constexpr"
+        if argument in numbers
+        else own_types.get(argument.removesuffix("_ptr"), type_of(argument))
+        for argument in kernel.arg_names
+    }
     constants = {(kernel.arg_names.index(argument),): value for argument, value in numbers.items()}
     made = compiled(ASTSource(kernel, types, constants), target=GPUTarget("cuda", architecture, 32))
     assert made.asm["cubin"]

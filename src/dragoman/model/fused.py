@@ -34,8 +34,8 @@ def draw_seed(like: Tensor, dropout: float) -> Tensor:
 
 
 def only_first_is_differentiable(ctx: Any, output: Any) -> None:
-    """Otherwise a gradient of zeros, as large as the other output, would be made for nobody."""
-    ctx.mark_non_differentiable(output[1])
+    """Otherwise gradients of zeros, as large as the other outputs, would be made for nobody."""
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
@@ -213,99 +213,33 @@ def search_numbers(out: Tensor, heads: int) -> dict[str, Any]:
     return {"SCALE": dim**-0.5, "HEADS": heads, "HYPOTHESES": hypotheses, "QUERIES": queries, "DIM": dim}
 
 
-# --- matrix products in 8 bits ---
-# Scales are fixed. Norms and activations are a few units large, weights a few hundredths; e4m3 has the same precision from
-# 2^-6 to 448, so powers of two that put both well inside need no look at the numbers.
-
-ACTIVATION_SCALE, WEIGHT_SCALE = 4.0, 64.0
-
-
-def shrunk(x: Tensor, scale: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    kernels.shrink[(triton.cdiv(x.numel(), 4096),)](
-        x.contiguous(), out, x.numel(), SCALE=scale, BLOCK=4096, num_warps=8
-    )
-    return out
-
-
-def product_of_shrunk(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x W + b of two matrices in 8 bits, [N, K] and [M, K]."""
-    scales = {
-        "scale_a": torch.full((), 1.0 / ACTIVATION_SCALE, device=x.device),
-        "scale_b": torch.full((), 1.0 / WEIGHT_SCALE, device=x.device),
-    }
-    return torch._scaled_mm(x, weight.t(), **scales, bias=bias, out_dtype=dtype, use_fast_accum=True)  # type: ignore[arg-type]
-
-
-def linear_in_eight_bits(x: Tensor, weight: Tensor) -> Tensor:
-    """Forward in 8 bits, backward in 16."""
-    return linear_op(x.flatten(0, -2), weight.to(x.dtype)).view(*x.shape[:-1], -1)
-
-
-@custom_op("dragoman::linear_in_eight_bits", mutates_args=())
-def linear_op(x: Tensor, weight: Tensor) -> Tensor:
-    return product_of_shrunk(shrunk(x, ACTIVATION_SCALE), shrunk(weight, WEIGHT_SCALE), None, x.dtype)
-
-
-@linear_op.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-def keep_for_linear(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def differentiate_linear(ctx: Any, gradient: Tensor) -> Any:
-    x, weight = ctx.saved_tensors
-    return gradient @ weight, gradient.t() @ x
-
-
-linear_op.register_autograd(differentiate_linear, setup_context=keep_for_linear)
-
-
 # --- feed-forward ---
 
 
-def feed_forward(x: Tensor, weights: Pair, biases: Pair, dropout: float, *, eight_bits: bool) -> Tensor:
-    """Bias and relu in the first matrix product (16 bits), both and dropout undone in one pass."""
+def feed_forward(x: Tensor, weights: Pair, biases: Pair, dropout: float) -> Tensor:
+    """Bias and relu in the first matrix product, both and dropout undone in one pass."""
     matrices = [tensor.to(x.dtype) for pair in zip(weights, biases, strict=True) for tensor in pair]
-    out, _ = feed_forward_op(x.flatten(0, -2), *matrices, draw_seed(x, dropout), dropout, eight_bits)
+    out, _ = feed_forward_op(x.flatten(0, -2), *matrices, draw_seed(x, dropout), dropout)
     return out.view(x.shape)
 
 
 @custom_op("dragoman::feed_forward", mutates_args=())
 def feed_forward_op(
-    x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor, dropout: float,
-    eight_bits: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor, dropout: float
+) -> tuple[Tensor, Tensor]:
     """The output, and the hidden layer for the backward pass."""
-    if eight_bits:
-        small = shrunk(x, ACTIVATION_SCALE)
-        hidden = product_of_shrunk(small, shrunk(inner, WEIGHT_SCALE), inner_bias, x.dtype)
-        small = activate(hidden, seed, dropout, eight_bits=True)
-        return product_of_shrunk(small, shrunk(outer, WEIGHT_SCALE), outer_bias, x.dtype), hidden
     hidden = torch._addmm_activation(inner_bias, x, inner.t())
     if dropout:
-        activate(hidden, seed, dropout, eight_bits=False)
+        threshold, gain = threshold_and_gain(dropout)
+        kernels.activate[(triton.cdiv(hidden.numel(), 4096),)](
+            hidden, seed, hidden.numel(), THRESHOLD=threshold, GAIN=gain, BLOCK=4096, num_warps=8
+        )
     return torch.addmm(outer_bias, hidden, outer.t()), hidden
 
 
-def activate(hidden: Tensor, seed: Tensor, dropout: float, *, eight_bits: bool) -> Tensor:
-    """relu and dropout in place; returns the same in 8 bits, if wanted."""
-    size = hidden.shape if eight_bits else (1,)
-    small = torch.empty(size, dtype=torch.float8_e4m3fn, device=hidden.device)
-    threshold, gain = threshold_and_gain(dropout)
-    kernels.activate[(triton.cdiv(hidden.numel(), 4096),)](
-        hidden, small, seed, hidden.numel(), THRESHOLD=threshold, GAIN=gain, SCALE=ACTIVATION_SCALE, BLOCK=4096,
-        DROPOUT=dropout > 0, SMALL=eight_bits, num_warps=8,
-    )  # fmt: skip
-    return small
-
-
 @feed_forward_op.register_fake
-def _(x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor, dropout: float,
-      eight_bits: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _(x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor, seed: Tensor,
+      dropout: float) -> tuple[Tensor, Tensor]:  # fmt: skip
     return x.new_empty(x.shape[0], outer.shape[0]), x.new_empty(x.shape[0], inner.shape[0])
 
 
@@ -324,7 +258,7 @@ def relu_backward(hidden: Tensor, gradient: Tensor, dropout: float) -> tuple[Ten
 
 
 def keep_for_feed_forward(ctx: Any, inputs: Any, output: Any) -> None:
-    x, inner, _, outer, _, _, ctx.dropout, _ = inputs
+    x, inner, _, outer, _, _, ctx.dropout = inputs
     ctx.save_for_backward(x, inner, outer, output[1])
     only_first_is_differentiable(ctx, output)
 
@@ -334,7 +268,7 @@ def differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> Any:
     inside, bias = relu_backward(hidden, gradient @ outer, ctx.dropout)
     of_inner = (inside.t() @ x, bias.sum(0).to(x.dtype))
     of_outer = (gradient.t() @ hidden, gradient.sum(0))
-    return inside @ inner, *of_inner, *of_outer, None, None, None
+    return inside @ inner, *of_inner, *of_outer, None, None
 
 
 feed_forward_op.register_autograd(differentiate_feed_forward, setup_context=keep_for_feed_forward)
@@ -345,13 +279,19 @@ feed_forward_op.register_autograd(differentiate_feed_forward, setup_context=keep
 
 def loss_and_gradient(logits_PV: Tensor, labels_P: Tensor, smoothing: float, gain: float) -> Pair:
     """The logits become their own gradient."""
+    return loss_sums(logits_PV, labels_P, logits_PV, smoothing, gain), logits_PV
+
+
+def loss_sums(logits_PV: Tensor, labels_P: Tensor, gradient_PV: Tensor, smoothing: float, gain: float) -> Tensor:
+    """Smoothed loss and likelihood; the gradient is written where it is told to, in 8 bits if that is its type."""
     slots, width = logits_PV.shape
     sums = torch.empty(2, slots, dtype=torch.float32, device=logits_PV.device)
     block = min(4096, triton.next_power_of_2(width))
     kernels.loss[(slots,)](
-        logits_PV, labels_P, sums[0], sums[1], SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block, num_warps=8
-    )
-    return sums.sum(1), logits_PV
+        logits_PV, labels_P, sums[0], sums[1], gradient_PV, SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block,
+        SMALL=gradient_PV.itemsize == 1, num_warps=8,
+    )  # fmt: skip
+    return sums.sum(1)
 
 
 # --- the best of many logits ---

@@ -2,8 +2,9 @@
 
     add_norm      x + dropout(update), and its layer norm, in one pass; backward in one pass, weight gradients included
     attention     a whole row of slots and one head in one program: no mask, no copies, dropout drawn in place
-    activate      relu and dropout in place, with a copy in 8 bits; `relu_backward` undoes them and sums up the bias gradient
-    loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits
+    activate      relu and dropout in place; `relu_backward` undoes them and sums up the bias gradient
+    shrink        a matrix in 8 bits, as it stands and turned; `shrink_active` and `shrink_relu_backward` beside relu, `turn` alone
+    loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits or is written in 8 bits
     search_self   attention of one new slot of every hypothesis of a search over its own ancestors, which are not gathered first
     search_cross  the same over the source that the hypotheses of a sentence share
     peaks, best   normalizer of a row of logits, the largest of every chunk of it, and from these its best few
@@ -284,32 +285,14 @@ def search_cross(
 
 
 @triton.jit
-def in_eight_bits(x):
-    """The nearest number of the type e4m3; too large ones become its largest."""
-    return tl.clamp(x, -448.0, 448.0).to(tl.float8e4nv)
-
-
-@triton.jit
-def shrink(x_ptr, out_ptr, elements, SCALE: tl.constexpr, BLOCK: tl.constexpr):
-    """x * SCALE in 8 bits."""
+def activate(
+    x_ptr, seed_ptr, elements, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Dropout of what relu has left, in place."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, in_eight_bits(x * SCALE), mask=at < elements)
-
-
-@triton.jit
-def activate(
-    x_ptr, small_ptr, seed_ptr, elements, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, SCALE: tl.constexpr,
-    BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SMALL: tl.constexpr,
-):  # fmt: skip
-    """relu and dropout in place; SMALL: and times SCALE in 8 bits beside it."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.maximum(tl.load(x_ptr + at, mask=at < elements, other=0.0).to(tl.float32), 0.0)
-    if DROPOUT:
-        x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
+    x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
     tl.store(x_ptr + at, x, mask=at < elements)
-    if SMALL:
-        tl.store(small_ptr + at, in_eight_bits(x * SCALE), mask=at < elements)
 
 
 @triton.jit
@@ -333,18 +316,121 @@ def relu_backward(
     tl.store(bias_gradient_ptr + tl.program_id(0) * WIDTH + column, bias_gradient, mask=column < WIDTH)
 
 
+# --- 8 bits ---
+# Products in 8 bits want both matrices with the summed side last. A matrix is a factor of two or three products, so it is
+# written twice: as it stands, and turned.
+
+
+@triton.jit
+def in_eight_bits(x, GRADIENT: tl.constexpr):
+    """The nearest number: of e4m3, too large ones become its largest; of e5m2, which is coarser and reaches further, for gradients."""
+    if GRADIENT:
+        return x.to(tl.float8e5)
+    else:
+        return tl.clamp(x, -448.0, 448.0).to(tl.float8e4nv)
+
+
+@triton.jit
+def store_both(x, small_ptr, turned_ptr, row, column, rows, columns):
+    """A tile of a matrix [rows, columns]."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(small_ptr + row[:, None].to(tl.int64) * columns + column[None, :], x, mask=inside)
+    tl.store(turned_ptr + column[:, None].to(tl.int64) * rows + row[None, :], tl.trans(x), mask=tl.trans(inside))
+
+
+@triton.jit
+def scale_of(peak_ptr, inverse_ptr):
+    """The power of two that takes the peak to about 512: far below the largest number of e5m2, 57,344, and 2^23 above where its
+    precision ends. The first program writes down its inverse."""
+    power = tl.floor(9.0 - tl.log2(tl.maximum(tl.load(peak_ptr).to(tl.float32), 1e-30)))
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(inverse_ptr, tl.exp2(-power))
+    return tl.exp2(power)
+
+
+@triton.jit
+def shrink(
+    x_ptr, peak_ptr, small_ptr, turned_ptr, inverse_ptr, rows, columns,
+    SCALE: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x times SCALE; of a GRADIENT, times what its peak asks for."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None].to(tl.int64) * columns + column[None, :]
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x = x * scale_of(peak_ptr, inverse_ptr) if GRADIENT else x * SCALE
+    store_both(in_eight_bits(x, GRADIENT), small_ptr, turned_ptr, row, column, rows, columns)
+
+
+@triton.jit
+def shrink_active(
+    x_ptr, seed_ptr, small_ptr, turned_ptr, rows, columns, THRESHOLD: tl.constexpr, GAIN: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """dropout(relu(x)) times SCALE."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None].to(tl.int64) * columns + column[None, :]
+    x = tl.maximum(tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32), 0.0) * SCALE
+    if DROPOUT:
+        x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
+    store_both(in_eight_bits(x, False), small_ptr, turned_ptr, row, column, rows, columns)
+
+
+@triton.jit
+def shrink_relu_backward(
+    hidden_ptr, gradient_ptr, peak_ptr, small_ptr, turned_ptr, inverse_ptr, bias_gradient_ptr, rows, columns,
+    GAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """See relu_backward; `hidden` is in 8 bits."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    bias_gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
+    scale = scale_of(peak_ptr, inverse_ptr)
+    for tile in range(TILES):
+        row = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        hidden = tl.load(hidden_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.where(hidden > 0.0, gradient * GAIN, 0.0)
+        bias_gradient += gradient
+        store_both(in_eight_bits(gradient * scale, True), small_ptr, turned_ptr, row, column, rows, columns)
+    at = tl.program_id(0) * columns + column
+    tl.store(bias_gradient_ptr + at, tl.sum(bias_gradient, axis=0), mask=column < columns)
+
+
+@triton.jit
+def turn(x_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    x = tl.load(x_ptr + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0)
+    tl.store(out_ptr + column[:, None].to(tl.int64) * rows + row[None, :], tl.trans(x), mask=tl.trans(inside))
+
+
+@triton.jit
+def rounded_by_chance(x, index):
+    """To the two bits of mantissa that e5m2 has, up or down so that the mean is right: most gradients of logits are nearly the
+    same number, and rounded to the nearest they would all be wrong by the same."""
+    bits = index.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    bits = (x.to(tl.uint32, bitcast=True) + ((bits ^ (bits >> 16)) & 0x1FFFFF)) & 0xFFE00000
+    return bits.to(tl.float32, bitcast=True)
+
+
 # --- loss ---
 
 
 @triton.jit
 def loss(
-    logits_ptr, labels_ptr, losses_ptr, likelihoods_ptr,
-    SMOOTHING: tl.constexpr, GAIN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, labels_ptr, losses_ptr, likelihoods_ptr, small_ptr,
+    SMOOTHING: tl.constexpr, GAIN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """One slot a program: its logits are read twice, the second time from the cache, and overwritten by their gradient
-    times GAIN. Logarithms are to base 2."""
+    times GAIN; SMALL: that goes elsewhere, in 8 bits. Logarithms are to base 2."""
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * WIDTH
+    small_ptr += row.to(tl.int64) * WIDTH
     label = tl.load(labels_ptr + row)
     real = label != IGNORED
     wanted = tl.load(logits_ptr + tl.maximum(label, 0)).to(tl.float32) * LOG2E
@@ -369,7 +455,12 @@ def loss(
         logits = tl.load(logits_ptr + start + column, mask=inside, other=FAR).to(tl.float32) * LOG2E
         gradient = tl.exp2(logits - normalizer) - SMOOTHING / WIDTH
         gradient = tl.where(start + column == label, gradient - (1.0 - SMOOTHING), gradient)
-        tl.store(logits_ptr + start + column, tl.where(real, gradient * GAIN, 0.0), mask=inside)
+        gradient = tl.where(real, gradient * GAIN, 0.0)
+        if SMALL:
+            gradient = rounded_by_chance(gradient, row * WIDTH + start + column)
+            tl.store(small_ptr + start + column, in_eight_bits(gradient, True), mask=inside)
+        else:
+            tl.store(logits_ptr + start + column, gradient, mask=inside)
 
 
 # --- the best of many logits ---

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.model import ops
@@ -74,24 +75,22 @@ class SmoothedSums(torch.autograd.Function):
         bias_V: Tensor | None,
         learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        matrix_VD = weight_VD.to(ops.product_type(hidden_ND))
-        ctx.gain = GAIN.get(matrix_VD.dtype, 1.0)
+        output = output_of(hidden_ND, weight_VD, bias_V, eight_bits=eight_bits and learning)
+        ctx.gain = output.gain
         sums = torch.zeros(2, device=hidden_ND.device)
         hidden_gradient = torch.empty_like(hidden_ND) if learning else None
         weight_gradient = torch.zeros_like(weight_VD) if learning else None
-        size = max(1, PIECE_ELEMENTS[hidden_ND.device.type] // weight_VD.shape[0])
+        size = slots_at_once(hidden_ND.device, weight_VD.shape[0])
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for start in range(0, hidden_ND.shape[0], size):
-                hidden_PD = hidden_ND[start : start + size].to(matrix_VD.dtype)
-                logits_PV = ops.linear(hidden_PD, matrix_VD, eight_bits=eight_bits)
-                if bias_V is not None:
-                    logits_PV += bias_V.to(logits_PV.dtype)
-                labels_P = labels_N[start : start + size]
-                piece_sums, gradient_PV = ops.loss_and_gradient(logits_PV, labels_P, smoothing, ctx.gain)
+                hidden_PD, labels_P = (each[start : start + size] for each in (hidden_ND, labels_N))
+                piece_sums, of_hidden, of_weight = output.loss_and_gradients(
+                    hidden_PD.to(output.dtype), labels_P, smoothing, learning=learning
+                )
                 sums += piece_sums
                 if hidden_gradient is not None and weight_gradient is not None:
-                    hidden_gradient[start : start + size] = gradient_PV @ matrix_VD
-                    weight_gradient += product_in_fp32(gradient_PV.t(), hidden_PD)
+                    hidden_gradient[start : start + size] = of_hidden
+                    weight_gradient += of_weight
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         loss, nll = sums[0].clone(), sums[1].clone()
         ctx.mark_non_differentiable(nll)
@@ -102,6 +101,41 @@ class SmoothedSums(torch.autograd.Function):
         hidden_gradient, weight_gradient = ctx.saved_tensors
         factor = loss_gradient / ctx.gain
         return hidden_gradient * factor, weight_gradient * factor, None, None, None, None, None
+
+
+class Output:
+    """The output matrix in the type of the products, and what the loss of a piece of slots makes of it."""
+
+    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, dtype: torch.dtype):
+        self.dtype, self.gain = dtype, GAIN.get(dtype, 1.0)
+        self.matrix_VD, self.bias_V = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
+
+    def loss_and_gradients(
+        self, hidden_PD: Tensor, labels_P: Tensor, smoothing: float, *, learning: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Sums of the loss, and the gradients of the hidden state and of the matrix times `gain`."""
+        logits_PV = F.linear(hidden_PD, self.matrix_VD)
+        if self.bias_V is not None:
+            logits_PV += self.bias_V
+        sums, gradient_PV = ops.loss_and_gradient(logits_PV, labels_P, smoothing, self.gain)
+        if not learning:
+            return sums, None, None
+        return sums, gradient_PV @ self.matrix_VD, product_in_fp32(gradient_PV.t(), hidden_PD)
+
+
+def output_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, *, eight_bits: bool) -> Any:
+    dtype = ops.product_type(hidden_ND)
+    if eight_bits and ops.fits_eight_bits(hidden_ND, weight_VD):
+        from dragoman.model.eight_bits import Output as OutputInEightBits
+
+        return OutputInEightBits(weight_VD, bias_V, dtype)
+    return Output(weight_VD, bias_V, dtype)
+
+
+def slots_at_once(device: torch.device, pieces: int) -> int:
+    """A multiple of what products in 8 bits want, where that can be."""
+    size = max(1, PIECE_ELEMENTS[device.type] // pieces)
+    return size - size % ops.EIGHT_BITS_MULTIPLE if size > ops.EIGHT_BITS_MULTIPLE else size
 
 
 def product_in_fp32(left: Tensor, right: Tensor) -> Tensor:

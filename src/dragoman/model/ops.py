@@ -142,25 +142,30 @@ def search_cross(query_BKD: Tensor, memory: Pair, mask: Tensor, heads: int) -> T
 def feed_forward(
     x: Tensor, weights: Pair, biases: Pair, dropout: float, activation: str, *, eight_bits: bool
 ) -> Tensor:
+    if activation == "relu" and eight_bits and fits_eight_bits(x, weights[0]):
+        from dragoman.model import eight_bits as small
+
+        return small.feed_forward(x, weights, biases, dropout)
     if fusible(x) and activation == "relu":
         from dragoman.model import fused
 
-        return fused.feed_forward(x, weights, biases, dropout, eight_bits=eight_bits and has_sizes(weights[0]))
+        return fused.feed_forward(x, weights, biases, dropout)
     if on_cpu(x) and activation == "relu" and not dropout:
         return cpu.feed_forward(x.to(product_type(x)), weights, biases)
     return plain.feed_forward(x, weights, biases, dropout, drop, activation)
 
 
-def has_sizes(weight: Tensor) -> bool:
-    """That products in fp8 want."""
-    return not any(size % EIGHT_BITS_MULTIPLE for size in weight.shape)
+def fits_eight_bits(x: Tensor, weight: Tensor) -> bool:
+    """Products in fp8 want sizes of their own; that of all slots is summed over in the gradient of the weight."""
+    sizes = (x.numel() // x.shape[-1], *weight.shape)
+    return fusible(x) and x.dtype == torch.bfloat16 and not any(size % EIGHT_BITS_MULTIPLE for size in sizes)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
-    if eight_bits and fusible(x) and has_sizes(weight):
-        from dragoman.model import fused
+    if eight_bits and fits_eight_bits(x, weight):
+        from dragoman.model import eight_bits as small
 
-        product = fused.linear_in_eight_bits(x, weight)
+        product = small.linear(x, weight)
         return product if bias is None else product + bias.to(product.dtype)
     return F.linear(x, weight, bias)
 

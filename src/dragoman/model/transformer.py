@@ -19,7 +19,8 @@ from dragoman.model import layers
 from dragoman.model.layers import AddNorm, KeyValue, is_marian
 from dragoman.model.ops import Descent, sight, stream
 
-WIDE = 1024  # models of this width use 8 bits inside their layers too
+# Models of this width use 8 bits in these layers too: what is won grows with the width, what the conversion costs does not.
+WIDE = {layers.FeedForward: 512, layers.SelfAttention: 1024, layers.CrossAttention: 1024}
 TABLE = 1024  # positions that are looked up: sines are slow to compute
 
 
@@ -64,12 +65,11 @@ class Transformer(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def use_eight_bits(self) -> None:
-        """Forward products with large matrices in fp8: always that of the output; those inside the layers where the model is
-        wide enough to win more than the conversion costs."""
+        """Products with large matrices in fp8: always those with the output matrix, others where the model is wide enough."""
         self.eight_bits = True
         for module in self.modules():
-            if isinstance(module, layers.SelfAttention | layers.CrossAttention | layers.FeedForward):
-                module.eight_bits = self.section.d_model >= WIDE
+            if type(module) in WIDE:
+                module.eight_bits = self.section.d_model >= WIDE[type(module)]  # type: ignore[index]
 
     def embed(
         self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None
