@@ -2,6 +2,7 @@
 
 TRITON_INTERPRET=1 python kernel_cases.py cpu     the kernels interpreted, in fp32: the mathematics
 python kernel_cases.py cuda                       compiled, in bf16 and fp16: what a GPU really does
+python kernel_cases.py cuda eight_bits            only cases with this in their names
 """
 
 import sys
@@ -272,20 +273,34 @@ def case_matrices_in_eight_bits(dtype):
     """Both copies hold what fits into 8 bits as it is; on a GPU (the interpreter rounds wrongly) all else within half a step: one
     in 16 of e4m3, in 8 of e5m2."""
     exact = torch.randint(-3, 4, (80, 144), device=DEVICE) / 2
-    rounded = [random(80, 144, gradient=False)] if DEVICE.type == "cuda" else []
-    for x in (exact, *rounded):
-        x = x.to(dtype)
+    rounded = [random(80, 144, gradient=False, dtype=torch.bfloat16)] if DEVICE.type == "cuda" else []
+    for x in (exact, exact.to(dtype), torch.ones(128, 512, device=DEVICE).cumsum(1).cumsum(0) % 8, *rounded):
         small, turned = eight_bits.shrunk(x, 4.0)
         assert torch.equal(small.float().t(), turned.float())
         assert ((small.float() / 4.0 - x.float()).abs() <= x.float().abs() / 16 + 2**-12).all()
         for size in (2.0**-40, 1.0, 2.0**40):
-            gradient = (x.float() * size).to(torch.bfloat16 if DEVICE.type == "cuda" else dtype)
+            gradient = (x.float() % 4 * size).to(torch.bfloat16 if DEVICE.type == "cuda" else dtype)
             small, turned, inverse = eight_bits.shrunk_gradient(gradient)
             assert torch.equal(small.float().t(), turned.float())
             apart = (small.float() * inverse - gradient.float()).abs()
             assert (apart <= gradient.float().abs() / 8 + size * 2**-24).all()
-    assert torch.equal(eight_bits.shrunk(exact.to(dtype), 4.0)[0].float() / 4.0, exact)
-    assert eight_bits.shrunk(exact.to(dtype) * 1000, 4.0)[0].float().max() == 448.0  # too large: the largest there is
+    assert torch.equal(eight_bits.shrunk(exact, 4.0)[0].float() / 4.0, exact)
+    assert eight_bits.shrunk(exact * 1000, 4.0)[0].float().max() == 448.0  # too large: the largest there is
+
+
+def case_hidden_layer_in_eight_bits(dtype):
+    """relu and back, whole tiles and parts of them: both copies, and the sums for the bias."""
+    here = {"device": DEVICE, "dtype": dtype if DEVICE.type == "cpu" else torch.bfloat16}
+    for rows, columns in ((80, 144), (1040, 512)):
+        before, after = (torch.randint(-3, 4, (rows, columns)).to(**here) for _ in range(2))
+        hidden, turned = eight_bits.active(before, torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.0)
+        assert torch.equal(hidden.float(), 4.0 * before.float().relu())
+        assert torch.equal(hidden.float().t(), turned.float())
+        small, turned, inverse, bias = eight_bits.inactive(hidden, after, 0.0)
+        expected = after.float() * (before > 0)
+        assert torch.equal(small.float() * inverse, expected)
+        assert torch.equal(small.float().t(), turned.float())
+        assert torch.equal(bias.sum(0), expected.sum(0))
 
 
 def case_logit_gradients_in_eight_bits(dtype):
@@ -303,13 +318,30 @@ def case_logit_gradients_in_eight_bits(dtype):
     assert abs(rest.sum() / without.sum() - 1).item() < 2e-3
 
 
+def product_without_hardware(left, left_inverse, right, right_scale, bias, dtype):
+    """What eight_bits.product asks a GPU for."""
+    found = (left.float() * left_inverse) @ (right.float() / right_scale).t()
+    return (found if bias is None else found + bias).to(dtype)
+
+
+if DEVICE.type == "cpu":
+    eight_bits.product = product_without_hardware
+ROUNDING = 3.0 if DEVICE.type == "cpu" else 1.0  # the interpreter's is wrong for one number in eight
+
+
+def has_eight_bits(dtype):
+    if DEVICE.type == "cpu":
+        return True
+    return torch.cuda.get_device_capability() >= (8, 9) and dtype == torch.bfloat16
+
+
 def error_of(mine, other):
     return ((mine - other).float().norm() / other.float().norm()).item()
 
 
 def case_products_in_eight_bits(dtype):
-    """Only where the hardware has them: outputs as close as e4m3 is, gradients as e5m2 is, whatever their size."""
-    if DEVICE.type != "cuda" or torch.cuda.get_device_capability() < (8, 9) or dtype != torch.bfloat16:
+    """Outputs as close as e4m3 is, gradients as e5m2 is, whatever their size."""
+    if not has_eight_bits(dtype):
         return
     x, inner, outer = random(256, 128, dtype=dtype), random(512, 128), random(128, 512)
     with torch.no_grad():
@@ -323,8 +355,8 @@ def case_products_in_eight_bits(dtype):
     )
     errors = [error_of(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     # Units whose sign the rounding turns, one in a hundred, are a tenth of a gradient's norm.
-    assert errors[0] < 0.05, errors
-    assert all(error < 0.2 for error in errors), errors
+    assert errors[0] < 0.05 * ROUNDING, errors
+    assert all(error < 0.2 * ROUNDING for error in errors), errors
     for size in (1e-6, 1.0, 1e6):
 
         def ours(size=size):
@@ -335,12 +367,12 @@ def case_products_in_eight_bits(dtype):
 
         found = (outputs_and_gradients(each, [x, inner]) for each in (ours, theirs))
         errors = [error_of(mine, other) for mine, other in zip(*found, strict=True)]
-        assert errors[0] < 0.05, errors
-        assert all(error < 0.1 for error in errors[1:]), errors
+        assert errors[0] < 0.05 * ROUNDING, errors
+        assert all(error < 0.1 * ROUNDING for error in errors[1:]), errors
 
 
 def case_output_in_eight_bits(dtype):
-    if DEVICE.type != "cuda" or torch.cuda.get_device_capability() < (8, 9) or dtype != torch.bfloat16:
+    if not has_eight_bits(dtype):
         return
     hidden, weight = random(512, 128, dtype=dtype, gradient=False), random(4096, 128, gradient=False) * 0.1
     labels = torch.randint(4096, (512,), device=DEVICE)
@@ -350,16 +382,13 @@ def case_output_in_eight_bits(dtype):
         for way in (eight_bits.Output, Output)
     )
     errors = [error_of(mine, other) for mine, other in zip(ours, theirs, strict=True)]
-    assert errors[0] < 0.01, errors
-    assert all(error < 0.15 for error in errors[1:]), errors
-    broken = torch.full_like(hidden, float("nan"))
-    gradients = eight_bits.Output(weight, None, dtype).loss_and_gradients(broken, labels, 0.1, learning=True)
-    assert not any(each.isfinite().all() for each in gradients)  # a bad step is noticed
+    assert errors[0] < 0.01 * ROUNDING, errors
+    assert all(error < 0.15 * ROUNDING for error in errors[1:]), errors
 
 
-def case_broken_gradients_stay_broken(dtype):
-    """Or nobody would notice: a step with such a gradient is refused."""
-    if DEVICE.type != "cuda" or torch.cuda.get_device_capability() < (8, 9) or dtype != torch.bfloat16:
+def case_what_is_broken_stays_broken(dtype):
+    """Or nobody would notice: such a step is refused. (The interpreter knows no NaN of 8 bits.)"""
+    if DEVICE.type == "cpu" or not has_eight_bits(dtype):
         return
     x, weight = random(64, 128, dtype=dtype), random(128, 128)
     for bad in (float("nan"), float("inf")):
@@ -369,11 +398,14 @@ def case_broken_gradients_stay_broken(dtype):
             x.grad = weight.grad = None
             eight_bits.linear(x, weight).backward(gradient)
             assert not (x.grad.isfinite().all() and weight.grad.isfinite().all()), (bad, row)
+        hidden, labels = torch.full((64, 128), bad, device=DEVICE, dtype=dtype), torch.zeros(64, device=DEVICE).long()
+        found = eight_bits.Output(weight, None, dtype).loss_and_gradients(hidden, labels, 0.1, learning=True)
+        assert not any(each.isfinite().all() for each in found), bad
 
 
 if __name__ == "__main__":
     for name, case in list(globals().items()):
-        if name.startswith("case_"):
+        if name.startswith("case_") and all(word in name for word in sys.argv[2:]):
             for dtype in TYPES:
                 case(dtype)
             print(name, "ok", flush=True)

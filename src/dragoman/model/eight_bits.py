@@ -42,10 +42,9 @@ def empty_pair(x: Tensor, dtype: torch.dtype) -> Pair:
 
 
 def shrunk(x: Tensor, scale: float) -> Pair:
+    x = x.to(torch.bfloat16).contiguous() if x.is_cuda else x  # tiles are turned in 16 bits, so they are read in 16
     small, turned = empty_pair(x, VALUE)
-    kernels.shrink[grid(x)](
-        x.contiguous(), x, small, turned, x, *x.shape, SCALE=scale, GRADIENT=False, **TILE
-    )  # fmt: skip
+    kernels.shrink[grid(x)](x, x, small, turned, x, *x.shape, SCALE=scale, GRADIENT=False, **TILE)
     return small, turned
 
 
@@ -65,24 +64,32 @@ def shrunk_gradient(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return small, turned, inverse
 
 
-def product(left: Tensor, right: Tensor, inverses: tuple[Any, Any], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[N, K] times [M, K], both in 8 bits, each with the inverse of its scale. Sums of gradients are as exact as can be: they
-    have more terms than a forward product, and errors of the quick way would add up."""
-    scales = [torch.full((), each, device=left.device) if isinstance(each, float) else each for each in inverses]
-    quick = left.dtype == VALUE
-    return torch._scaled_mm(left, right.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=quick)
+Inverse = Tensor | float  # of a scale
+
+
+def product(
+    left: Tensor, left_inverse: Inverse, right: Tensor, right_scale: float, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """[N, K] times [M, K], both in 8 bits. Sums of gradients are as exact as can be: they have more terms than a forward product,
+    and errors of the quick way would add up."""
+    if isinstance(left_inverse, float):
+        left_inverse = torch.full((), left_inverse, device=left.device)
+    return torch._scaled_mm(
+        left, right.t(), scale_a=left_inverse, scale_b=torch.full((), 1 / right_scale, device=left.device), bias=bias,
+        out_dtype=dtype, use_fast_accum=left.dtype == VALUE,
+    )  # fmt: skip
 
 
 def forward_product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return product(x, weight, (1 / ACTIVATION_SCALE, 1 / WEIGHT_SCALE), bias, dtype)
+    return product(x, 1 / ACTIVATION_SCALE, weight, WEIGHT_SCALE, bias, dtype)
 
 
-def of_input(gradient: Tensor, inverse: Any, weight_turned: Tensor, dtype: torch.dtype) -> Tensor:
-    return product(gradient, weight_turned, (inverse, 1 / WEIGHT_SCALE), None, dtype)
+def of_input(gradient: Tensor, inverse: Inverse, weight_turned: Tensor, dtype: torch.dtype) -> Tensor:
+    return product(gradient, inverse, weight_turned, WEIGHT_SCALE, None, dtype)
 
 
-def of_weight(gradient_turned: Tensor, inverse: Any, x_turned: Tensor) -> Tensor:
-    return product(gradient_turned, x_turned, (inverse, 1 / ACTIVATION_SCALE), None, torch.float32)
+def of_weight(gradient_turned: Tensor, inverse: Inverse, x_turned: Tensor) -> Tensor:
+    return product(gradient_turned, inverse, x_turned, ACTIVATION_SCALE, None, torch.float32)
 
 
 # --- a linear layer ---
@@ -101,10 +108,8 @@ def linear_op(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @linear_op.register_fake
 def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        x.new_empty(x.shape[0], weight.shape[0]),
-        *(each.new_empty(each.shape[::-1], dtype=VALUE) for each in (x, weight)),
-    )
+    turned, weight_turned = (each.new_empty(each.shape[::-1], dtype=VALUE) for each in (x, weight))
+    return x.new_empty(x.shape[0], weight.shape[0]), turned, weight_turned
 
 
 @custom_op("dragoman::linear_backward_in_eight_bits", mutates_args=())
@@ -150,14 +155,19 @@ def feed_forward_op(
     inner_small, inner_turned = shrunk(inner, WEIGHT_SCALE)
     outer_small, outer_turned = shrunk(outer, WEIGHT_SCALE)
     before = forward_product(small, inner_small, inner_bias.to(x.dtype), x.dtype)
-    hidden, hidden_turned = empty_pair(before, VALUE)
-    threshold, gain = threshold_and_gain(dropout)
-    kernels.shrink_active[grid(before)](
-        before, seed, hidden, hidden_turned, *before.shape, THRESHOLD=threshold, GAIN=gain, SCALE=ACTIVATION_SCALE,
-        DROPOUT=dropout > 0, **TILE,
-    )  # fmt: skip
+    hidden, hidden_turned = active(before, seed, dropout)
     out = forward_product(hidden, outer_small, outer_bias.to(x.dtype), x.dtype)
     return out, turned, inner_turned, outer_turned, hidden, hidden_turned
+
+
+def active(before: Tensor, seed: Tensor, dropout: float) -> Pair:
+    hidden, turned = empty_pair(before, VALUE)
+    threshold, gain = threshold_and_gain(dropout)
+    kernels.shrink_active[grid(before)](
+        before, seed, hidden, turned, *before.shape, THRESHOLD=threshold, GAIN=gain, SCALE=ACTIVATION_SCALE,
+        DROPOUT=dropout > 0, **TILE,
+    )  # fmt: skip
+    return hidden, turned
 
 
 @feed_forward_op.register_fake
@@ -182,14 +192,20 @@ def feed_forward_backward(
     small, turned, inverse = shrunk_gradient(gradient)
     of_outer = of_weight(turned, inverse, hidden_turned)
     after = of_input(small, inverse, outer_turned, gradient.dtype)
+    small, turned, inverse, bias = inactive(hidden, after, dropout)
+    return of_input(small, inverse, inner_turned, gradient.dtype), of_weight(turned, inverse, x_turned), bias, of_outer
+
+
+def inactive(hidden: Tensor, after: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient before relu, with the inverse of its scale, and partial sums for the bias."""
     rows, columns = after.shape
-    bias = torch.empty(bias_sums(rows), columns, device=after.device)
     small, turned = empty_pair(after, GRADIENT)
+    inverse, bias = torch.empty((), device=after.device), torch.empty(bias_sums(rows), columns, device=after.device)
     kernels.shrink_relu_backward[(len(bias), triton.cdiv(columns, RELU_TILE["COLUMNS"]))](
-        hidden, after, peak_of(after), small, turned, inverse := torch.empty((), device=after.device), bias, rows, columns,
+        hidden, after, peak_of(after), small, turned, inverse, bias, rows, columns,
         GAIN=threshold_and_gain(dropout)[1], **RELU_TILE,
     )  # fmt: skip
-    return of_input(small, inverse, inner_turned, gradient.dtype), of_weight(turned, inverse, x_turned), bias, of_outer
+    return small, turned, inverse, bias
 
 
 @feed_forward_backward.register_fake

@@ -43,7 +43,7 @@ class AddNorm(nn.LayerNorm):
 class SelfAttention(nn.Module):
     """Attention of a row over itself, without biases. `query_key_value` is three d x d matrices in one."""
 
-    eight_bits = False  # of large matrices, see Transformer.use_eight_bits
+    eight_bits = False  # while it learns, see Transformer.use_eight_bits
 
     def __init__(self, section: Model):
         super().__init__()
@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor, seen: Sight) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         layer = self.query_key_value
-        packed = ops.linear(x_BTD, layer.weight, layer.bias, eight_bits=self.eight_bits)
+        packed = ops.linear(x_BTD, layer.weight, layer.bias, eight_bits=self.eight_bits and self.training)
         return self.output(ops.self_attention(packed, seen, self.heads, dropout))
 
     def step(self, x_BKD: Tensor, past: KeyValue, seen: Descent) -> Tensor:
@@ -79,7 +79,7 @@ class CrossAttention(nn.Module):
     def forward(self, x_BTD: Tensor, memory_BSD: Tensor, seen: Sight) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         layer = self.key_value
-        key_value = ops.linear(memory_BSD, layer.weight, layer.bias, eight_bits=self.eight_bits)
+        key_value = ops.linear(memory_BSD, layer.weight, layer.bias, eight_bits=self.eight_bits and self.training)
         return self.output(ops.cross_attention(self.query(x_BTD), key_value, seen, self.heads, dropout))
 
     def memory(self, memory_BSD: Tensor) -> KeyValue:
@@ -110,7 +110,8 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         weights, biases = (self.inner.weight, self.outer.weight), (self.inner.bias, self.outer.bias)
         dropout = self.dropout if self.training else 0.0
-        return ops.feed_forward(x_BTD, weights, biases, dropout, self.activation, eight_bits=self.eight_bits)
+        eight_bits = self.eight_bits and self.training
+        return ops.feed_forward(x_BTD, weights, biases, dropout, self.activation, eight_bits=eight_bits)
 
 
 class EncoderBlock(nn.Module):

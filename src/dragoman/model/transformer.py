@@ -65,11 +65,12 @@ class Transformer(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def use_eight_bits(self) -> None:
-        """Products with large matrices in fp8: always those with the output matrix, others where the model is wide enough."""
+        """While learning, products with large matrices in fp8: always those with the output matrix, others where the model is wide
+        enough. It is validated and translates in 16 bits, as it will be used."""
         self.eight_bits = True
         for module in self.modules():
-            if type(module) in WIDE:
-                module.eight_bits = self.section.d_model >= WIDE[type(module)]  # type: ignore[index]
+            if isinstance(module, layers.FeedForward | layers.SelfAttention | layers.CrossAttention):
+                module.eight_bits = self.section.d_model >= WIDE[type(module)]
 
     def embed(
         self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None

@@ -6,7 +6,7 @@
 | tf32 | fp32 with 10 bits of mantissa | GPUs from Ampere on |
 | bf16 | bf16 | the default on GPUs that have it, and on CPUs where it is faster |
 | fp16 | fp16 with dynamic loss scaling | GPUs |
-| fp8 | as bf16, but forward products with large matrices in fp8 | GPUs from Ada and Hopper on |
+| fp8 | as bf16, but products with large matrices in fp8 while learning, forward and backward | GPUs from Ada and Hopper on |
 """
 
 from __future__ import annotations
