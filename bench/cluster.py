@@ -272,6 +272,7 @@ def speeds(
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
                     pack_seconds=packing,
+                    tried_ranks=hosts * each,
                     gloo=True,
                 )
                 rows.append(

@@ -1,6 +1,6 @@
 """The figures of transformer-base and transformer-big that need a GPU, one command after the other, each with a limit.
 
-    python bench/gpu.py                                         # at most 45 minutes, on one GPU
+    python bench/gpu.py                                         # at most an hour, on one GPU
     python bench/gpu.py --only decode overhead --out figures    # some of them; what they printed lies in figures/NAME.txt
 
 Takes data/english-german as `dragoman prepare recipes/english-german.toml` leaves it, and the text of its validation set in
@@ -19,7 +19,7 @@ from pathlib import Path
 
 DATA = "data/english-german"
 TEXT = "corpora/english-german/newstest2013"
-RUN = "runs/english-german"  # as the recipe has it
+RUN = "runs/english-german-fp8"
 RESIDUAL = ["model.attention_dropout=0.0", "model.relu_dropout=0.0"]
 OWN = [sys.executable, "-m", "dragoman"]
 
@@ -30,7 +30,7 @@ def script(name: str, *arguments: str) -> list[str]:
 
 COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is run
     "kernels": (90, [sys.executable, "tests/model/kernel_cases.py", "cuda"]),
-    "train": (600, [*OWN, "train", "recipes/english-german.toml", "train.precision=fp8"]),
+    "train": (600, [*OWN, "train", "recipes/english-german.toml", "train.precision=fp8", f"run.folder={RUN}"]),
     "decode": (
         300,
         script(
@@ -48,15 +48,15 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "base": (
         420,
         script(
-            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "65536", "131072", "--own-tokens", "131072", "--peers",
+            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "--peers",
             "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches", "40",
         ),
     ),
     "big": (
-        480,
+        720,
         script(
             "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "--data", DATA, "--tokens", "65536",
-            "131072", "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
+            "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
             "30",
         ),
     ),

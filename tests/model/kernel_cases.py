@@ -17,6 +17,12 @@ DEVICE = torch.device(sys.argv[1])
 TYPES = {"cpu": [torch.float32], "cuda": [torch.bfloat16, torch.float16]}[DEVICE.type]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 LOW = 2**32 - 1
+
+
+def has_eight_bits() -> bool:
+    return DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
+
+
 torch.manual_seed(1)
 
 
@@ -272,6 +278,8 @@ def case_norm_after_dropout(dtype):
 def case_matrices_in_eight_bits(dtype):
     """Both copies hold what fits into 8 bits as it is; on a GPU (the interpreter rounds wrongly) all else within half a step: one
     in 16 of e4m3, in 8 of e5m2."""
+    if not has_eight_bits():
+        return
     exact = torch.randint(-3, 4, (80, 144), device=DEVICE) / 2
     rounded = [random(80, 144, gradient=False, dtype=torch.bfloat16)] if DEVICE.type == "cuda" else []
     for x in (exact, exact.to(dtype), torch.ones(128, 512, device=DEVICE).cumsum(1).cumsum(0) % 8, *rounded):
@@ -289,7 +297,9 @@ def case_matrices_in_eight_bits(dtype):
 
 
 def case_hidden_layer_in_eight_bits(dtype):
-    """relu and back, whole tiles and parts of them: both copies, and the sums for the bias."""
+    """relu and back, whole tiles and parts of them: both copies, and the sums for the bias; dropout is the mask of the seed."""
+    if not has_eight_bits():
+        return
     here = {"device": DEVICE, "dtype": dtype if DEVICE.type == "cpu" else torch.bfloat16}
     for rows, columns in ((80, 144), (1040, 512)):
         before, after = (torch.randint(-3, 4, (rows, columns)).to(**here) for _ in range(2))
@@ -301,10 +311,17 @@ def case_hidden_layer_in_eight_bits(dtype):
         assert torch.equal(small.float() * inverse, expected)
         assert torch.equal(small.float().t(), turned.float())
         assert torch.equal(bias.sum(0), expected.sum(0))
+        assert torch.equal(eight_bits.turned_over(hidden).float(), hidden.float().t())
+        keep = kept(torch.arange(rows * columns).view(rows, columns), 987654321012, 0.5).to(DEVICE)
+        dropped, _ = eight_bits.active(before, torch.tensor([987654321012], device=DEVICE), 0.5)
+        assert torch.equal(dropped.float(), 8.0 * before.float().relu() * keep)
+        assert torch.equal(eight_bits.inactive(dropped, after, 0.5)[3].sum(0), (2.0 * expected * keep).sum(0))
 
 
 def case_logit_gradients_in_eight_bits(dtype):
     """Each is one of its two neighbours in e5m2, and their mean is right: also that of the many that are nearly the same."""
+    if not has_eight_bits():
+        return
     width, labels = 4096, torch.randint(4096, (64,), device=DEVICE)
     logits = random(64, width, dtype=dtype, gradient=False)
     exact = plain.loss_and_gradient(logits.float(), labels, 0.1, 1.0)[1]
@@ -329,19 +346,13 @@ if DEVICE.type == "cpu":
 ROUNDING = 3.0 if DEVICE.type == "cpu" else 1.0  # the interpreter's is wrong for one number in eight
 
 
-def has_eight_bits(dtype):
-    if DEVICE.type == "cpu":
-        return True
-    return torch.cuda.get_device_capability() >= (8, 9) and dtype == torch.bfloat16
-
-
 def error_of(mine, other):
     return ((mine - other).float().norm() / other.float().norm()).item()
 
 
 def case_products_in_eight_bits(dtype):
     """Outputs as close as e4m3 is, gradients as e5m2 is, whatever their size."""
-    if not has_eight_bits(dtype):
+    if not has_eight_bits() or dtype == torch.float16:
         return
     x, inner, outer = random(256, 128, dtype=dtype), random(512, 128), random(128, 512)
     with torch.no_grad():
@@ -371,8 +382,40 @@ def case_products_in_eight_bits(dtype):
         assert all(error < 0.1 * ROUNDING for error in errors[1:]), errors
 
 
+def case_products_of_small_numbers_are_exact(dtype):
+    """Forward, of the input and of the weight: numbers that 8 bits hold, whose sums 16 bits hold."""
+    if not has_eight_bits() or dtype == torch.float16:
+        return
+    x, weight, gradient = (
+        torch.randint(-2, 3, shape, device=DEVICE).float() for shape in ((32, 64), (48, 64), (32, 48))
+    )
+    x, weight = (x / 4).to(dtype).requires_grad_(), (weight / 16).requires_grad_()
+    out = eight_bits.linear(x, weight)
+    out.backward(gradient.to(dtype))
+    assert torch.equal(out.float(), x.detach().float() @ weight.detach().t())
+    assert torch.equal(x.grad.float(), gradient @ weight.detach())
+    assert torch.equal(weight.grad, gradient.t() @ x.detach().float())
+
+
+def case_operators_of_eight_bits_are_what_a_compiler_is_told(dtype):
+    """Shapes and types of what comes out."""
+    if not has_eight_bits() or dtype == torch.float16:
+        return
+    x, weight, outer = random(32, 64, dtype=dtype), random(48, 64), random(64, 48)
+    told = {"test_utils": ("test_faketensor",)}
+    torch.library.opcheck(eight_bits.linear_op, (x, weight), **told)
+    _, *kept_of_linear = eight_bits.linear_op(x, weight)
+    torch.library.opcheck(eight_bits.linear_backward, (random(32, 48, dtype=dtype).detach(), *kept_of_linear), **told)
+    seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    inputs = (x, weight, random(48), outer, random(64), seed, 0.0)
+    torch.library.opcheck(eight_bits.feed_forward_op, inputs, **told)
+    _, *kept_of_layer = eight_bits.feed_forward_op(*inputs)
+    gradient = random(32, 64, dtype=dtype).detach()
+    torch.library.opcheck(eight_bits.feed_forward_backward, (gradient, *kept_of_layer, 0.0), **told)
+
+
 def case_output_in_eight_bits(dtype):
-    if not has_eight_bits(dtype):
+    if not has_eight_bits() or dtype == torch.float16:
         return
     hidden, weight = random(512, 128, dtype=dtype, gradient=False), random(4096, 128, gradient=False) * 0.1
     labels = torch.randint(4096, (512,), device=DEVICE)
@@ -388,17 +431,18 @@ def case_output_in_eight_bits(dtype):
 
 def case_what_is_broken_stays_broken(dtype):
     """Or nobody would notice: such a step is refused. (The interpreter knows no NaN of 8 bits.)"""
-    if DEVICE.type == "cpu" or not has_eight_bits(dtype):
+    if DEVICE.type == "cpu" or not has_eight_bits() or dtype == torch.float16:
         return
     x, weight = random(64, 128, dtype=dtype), random(128, 128)
     for bad in (float("nan"), float("inf")):
-        for row in (0, 1):  # one that is looked at for the scale, one that is not
+        for row in (0, 7):  # one that is looked at for the scale, one that is not
             gradient = torch.ones(64, 128, device=DEVICE, dtype=dtype)
             gradient[row, 3] = bad
             x.grad = weight.grad = None
             eight_bits.linear(x, weight).backward(gradient)
             assert not (x.grad.isfinite().all() and weight.grad.isfinite().all()), (bad, row)
-        hidden, labels = torch.full((64, 128), bad, device=DEVICE, dtype=dtype), torch.zeros(64, device=DEVICE).long()
+        hidden, labels = torch.ones(64, 128, device=DEVICE, dtype=dtype), torch.zeros(64, device=DEVICE).long()
+        hidden[5] = bad
         found = eight_bits.Output(weight, None, dtype).loss_and_gradients(hidden, labels, 0.1, learning=True)
         assert not any(each.isfinite().all() for each in found), bad
 

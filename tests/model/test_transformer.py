@@ -13,6 +13,25 @@ from dragoman.model.loss import SequenceLoss, loss_floor
 from dragoman.model.size import checkpoint_bytes, parameters
 from dragoman.model.transformer import Cache, Transformer
 
+
+def eight_bit_layers(vocab, **options):
+    model = Transformer(Model(heads=8, encoder_layers=1, decoder_layers=1, **options), vocab)
+    used = model.use_eight_bits()
+    return (
+        used,
+        model.eight_bits,
+        {type(each).__name__ for each in model.modules() if each is not model and getattr(each, "eight_bits", False)},
+    )
+
+
+def test_eight_bits_are_for_wide_matrices():
+    attention = {"SelfAttention", "CrossAttention"}
+    assert eight_bit_layers(400, d_model=256, d_ff=512) == (True, True, set())
+    assert eight_bit_layers(401, d_model=512, d_ff=512) == (True, False, {"FeedForward"})
+    assert eight_bit_layers(400, d_model=1024, d_ff=64) == (True, True, {"FeedForward", *attention})
+    assert eight_bit_layers(401, d_model=512, d_ff=64, activation="swish") == (False, False, set())
+
+
 SMALL = Model(d_model=32, heads=4, encoder_layers=2, decoder_layers=2, d_ff=64)
 
 

@@ -65,6 +65,25 @@ def test_packing_that_is_slower_than_the_link_is_what_a_step_waits_for():
     assert plan.forecast(slow, "local", "int8").exposed_seconds > seconds / slow.inner_steps
 
 
+def test_processes_of_a_host_without_gpus_exchange_among_themselves_first():
+    """At every step, whatever happens between hosts; but for strategies that make no difference between ranks."""
+    work = {"fp32": 2e-8, "int8": 2e-8}
+    slow = replace(REFERENCE, pack_seconds=work, bytes_per_s=plan.parse_rate("1tbit"), gloo=True)
+    for strategy in ("two_level", "hybrid", "local", "streaming"):
+        alone = plan.forecast(replace(slow, ranks_per_host=1), strategy, "fp32")
+        inside = plan.inside_seconds(slow, strategy)
+        assert inside >= BASE * work["fp32"] * plan.ring(2)
+        most = alone.step_seconds + inside
+        assert (
+            alone.step_seconds + inside - plan.window(slow)
+            <= plan.forecast(slow, strategy, "fp32").step_seconds
+            <= most
+        )
+        assert plan.inside_seconds(replace(slow, gloo=False), strategy) == 0, "GPUs of a host hardly notice"
+        assert plan.inside_seconds(replace(slow, tried_ranks=4), strategy) == pytest.approx(inside / plan.ring(4))
+    assert plan.inside_seconds(slow, "ddp") == plan.inside_seconds(slow, "fsdp") == 0
+
+
 def test_only_the_last_micro_batch_hides_an_exchange():
     fast = replace(REFERENCE, bytes_per_s=plan.parse_rate("20gbit"))
     for strategy in plan.EVERY_BUCKET:

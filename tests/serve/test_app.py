@@ -188,6 +188,17 @@ def test_a_long_text_comes_sentence_by_sentence(make, shouter):
         assert (refused.status_code, "201 characters; at most 200" in refused.json()["detail"]) == (413, True)
 
 
+def test_every_sentence_of_a_stream_is_told_the_language_that_its_text_begins_with(make, shouter):
+    served = replace(make.behind(shouter), language_of=lambda text: text[:5] if text.startswith(">>") else "")
+    with TestClient(make(served)) as client:
+        answer = client.post("/v1/stream", json={"text": ">>d<< One. Two is more.\n\nThree.\n>>f<< Four. Five."})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+    sources = [">>d<< One.", "Two is more.", "", "Three.", ">>f<< Four.", "Five."]
+    assert [line["source"] for line in lines] == sources
+    marks = [">>D<< ONE.", ">>D<< TWO IS MORE.", "", ">>D<< THREE.", ">>F<< FOUR.", ">>F<< FIVE."]
+    assert [line["translation"] for line in lines] == marks
+
+
 def test_a_sentence_that_fails_does_not_take_the_rest_of_its_stream_with_it(make, shouter):
     with TestClient(make(make.behind(shouter))) as client:
         answer = client.post("/v1/stream", json={"text": "One.\ncrash\nThree."})

@@ -3,11 +3,13 @@ checkpoint."""
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support import tiny_config
+from safetensors.torch import load_file
+from support import as_overrides, dragoman, tiny_config
 
 from dragoman import runs
 from dragoman.cli.stages import train
@@ -128,6 +130,54 @@ def test_weights_that_went_wrong_are_left_for_those_of_a_checkpoint(prepared, tm
     losses = [row["loss"] for row in runs.read_rows(run.metrics) if row["kind"] == "train"]
     assert len(losses) == 25
     assert max(losses[15:]) < 5
+
+
+# Imported by every rank when it starts: the loss of rank 1 alone is no number in these passes, counted from 1 over the whole run.
+POISON = """
+import torch
+import torch.distributed as dist
+from dragoman.model.loss import SequenceLoss
+usual, passes = SequenceLoss.forward, [0]
+def forward(self, *inputs):
+    loss, nll = usual(self, *inputs)
+    passes[0] += self.training and torch.is_grad_enabled()
+    bad = self.training and dist.is_initialized() and dist.get_rank() == 1 and passes[0] in {passes}
+    return (loss * float("nan") if bad else loss), nll
+SequenceLoss.forward = forward
+"""
+
+
+def trained_by_two(prepared, folder, passes, *overrides):
+    (folder / "sitecustomize.py").write_text(POISON.replace("{passes}", str(passes)), encoding="utf-8")
+    run = runs.RunFolder(folder / "run")
+    every = ("train.log_every=2", "checkpoint.every=4", "train.tokens_per_gpu=512", "parallel.compare_every=2")
+    config = tiny_config(prepared.folder, run.path, "train.max_steps=20", *every, *overrides)
+    words = ("train", "tiny", *as_overrides(config), "--nproc", "2")
+    dragoman(*words, env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"})
+    assert all(tensor.isfinite().all() for tensor in load_file(run.checkpoint(20) / "model.safetensors").values())
+    return run
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_bad_gradients_of_one_rank_take_all_of_them_back(prepared, tmp_path, strategy):
+    """One is left out by both; ten in a row, and both go back to the same checkpoint and end together."""
+    run = trained_by_two(prepared, tmp_path, {3, *range(8, 18)}, f"parallel.strategy={strategy}")
+    skipped = [(row["step"], row["steps"]) for row in events(run.path, "skipped")]
+    assert skipped[0] == (4, 1)
+    (back,) = events(run.path, "roll_back")
+    assert (back["checkpoint"], back["lost_steps"]) == ("step-00000004", back["from_step"] - 4)
+    assert training_numbers(run.path, 20)["updates"] == 19
+    assert not events(run.path, "drift")
+    assert runs.read_rows(run.events)[-1]["reason"] == "max_steps"
+
+
+def test_an_island_leaves_out_its_own_bad_gradient(prepared, tmp_path):
+    """The other one learns from its own, and they agree on finite weights."""
+    rare = ("parallel.strategy=local", "parallel.inner_steps=4", "parallel.ranks_per_island=1")
+    run = trained_by_two(prepared, tmp_path, {3}, *rare)
+    assert not events(run.path, "roll_back")
+    own = [load_file(run.checkpoint(20) / f"own-{seat:05d}.safetensors") for seat in range(2)]
+    assert [int(each["updates"]) for each in own] == [20, 19]
 
 
 def row(loss=3.0, steps=100, skipped=0, norm=1.0):

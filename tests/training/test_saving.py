@@ -284,3 +284,28 @@ def test_a_score_that_is_no_number_is_never_the_best(metric, good, better):
     assert checkpoint.better(good, None, metric)
     assert checkpoint.better(better, good, metric)
     assert not checkpoint.better(good, better, metric)
+
+
+def test_copies_to_be_written_are_their_own():
+    """What a step changes afterwards, or the next checkpoint copies, is in none of them."""
+    memory, tensor = checkpoint.HostMemory(), torch.ones(4)
+    [first] = memory.copies("whole", {"a": tensor})
+    tensor += 1
+    [second] = memory.copies("whole", {"a": tensor})
+    assert (first["a"].tolist(), second["a"].tolist()) == ([1.0] * 4, [2.0] * 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_pinned_memory_is_made_once():
+    """Also where a CUDA graph was recorded in between, which empties torch's own store of it."""
+    memory, tensor = checkpoint.HostMemory(), torch.ones(1024, device="cuda")
+    places = []
+    for _ in range(2):
+        [copied] = memory.copies("whole", {"a": tensor})
+        places.append(copied["a"].data_ptr())
+        assert copied["a"].is_pinned()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            tensor + 1
+    assert places[0] == places[1]
+    [other] = memory.copies("piece", {"a": tensor})
+    assert other["a"].data_ptr() != places[0]

@@ -131,6 +131,7 @@ def setting_of(
         inner_steps=config.parallel.inner_steps,
         fragments=config.parallel.fragments,
         pack_seconds=pack_seconds(train.device, gpus),
+        tried_ranks=max(2, gpus),
         gloo=train.device == "cpu",
     )
 

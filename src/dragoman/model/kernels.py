@@ -377,7 +377,8 @@ def shrink_active(
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row[:, None].to(tl.int64) * columns + column[None, :]
-    x = tl.maximum(tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32), 0.0) * SCALE
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * SCALE
     if DROPOUT:
         x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
     store_both(x, small_ptr, turned_ptr, row, column, rows, columns, False)
@@ -421,7 +422,7 @@ def rounded_by_chance(x, index):
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     bits = (x.to(tl.uint32, bitcast=True) + ((bits ^ (bits >> 16)) & 0x1FFFFF)) & 0xFFE00000
-    return bits.to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
 
 
 # --- loss ---

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dragoman.config.schema import Model
 from dragoman.model import layers
 from dragoman.model.layers import AddNorm, KeyValue, is_marian
-from dragoman.model.ops import Descent, sight, stream
+from dragoman.model.ops import EIGHT_BITS_MULTIPLE, Descent, sight, stream
 
 # Models of this width use 8 bits in these layers too: what is won grows with the width, what the conversion costs does not.
 WIDE = {layers.FeedForward: 512, layers.SelfAttention: 1024, layers.CrossAttention: 1024}
@@ -64,13 +64,17 @@ class Transformer(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def use_eight_bits(self) -> None:
-        """While learning, products with large matrices in fp8: always those with the output matrix, others where the model is wide
-        enough. It is validated and translates in 16 bits, as it will be used."""
-        self.eight_bits = True
+    def use_eight_bits(self) -> bool:
+        """While learning, products with large matrices in fp8: those with the output matrix, and others where the model is wide
+        enough. It is validated and translates in 16 bits, as it will be used. False where no matrix is of the kind."""
+        self.eight_bits = not self.embedding.num_embeddings % EIGHT_BITS_MULTIPLE
+        found = [self.eight_bits]
         for module in self.modules():
             if isinstance(module, layers.FeedForward | layers.SelfAttention | layers.CrossAttention):
-                module.eight_bits = self.section.d_model >= WIDE[type(module)]
+                is_of_the_kind = not isinstance(module, layers.FeedForward) or module.activation == "relu"
+                module.eight_bits = is_of_the_kind and self.section.d_model >= WIDE[type(module)]
+                found.append(module.eight_bits)
+        return any(found)
 
     def embed(
         self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None

@@ -38,6 +38,7 @@ class Setting:
     backward_share: float = 2 / 3
     pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is summed up
     frozen: int = 0  # parameters that do not learn; FSDP gathers them all the same
+    tried_ranks: int = 2  # among which `pack_seconds` was tried out
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
 
     @property
@@ -102,6 +103,16 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     return travel + rounds + packing
 
 
+def inside_seconds(setting: Setting, strategy: str) -> float:
+    """Of one step: what the ranks of a host do among themselves before hosts exchange anything. Over gloo that is work for all of
+    them; GPUs of a host hardly notice."""
+    members = setting.ranks_per_host
+    if not setting.gloo or setting.hosts == 1 or members == 1 or strategy in ("ddp", "fsdp"):
+        return 0.0
+    work = setting.parameters * setting.pack_seconds.get("fp32", 0.0) / ring(setting.tried_ranks)
+    return work * ring(members) * (2 * GLOO_TURNS if strategy == "hybrid" else 1)  # hybrid gathers twice, too
+
+
 def buckets(setting: Setting) -> int:
     return 1 + -(-4 * setting.parameters // BUCKET_BYTES)  # the first one is small
 
@@ -112,6 +123,10 @@ def exposed(setting: Setting, strategy: str, seconds: float) -> float:
         return seconds
     if strategy in ("streaming", "fsdp"):  # until the next fragment is sent; gathers run beside the forward pass too
         return max(0.0, seconds - setting.compute_seconds)
+    return exposed_in_buckets(setting, seconds)
+
+
+def exposed_in_buckets(setting: Setting, seconds: float) -> float:
     last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
     return max(last, seconds - window(setting))
 
@@ -122,8 +137,12 @@ def window(setting: Setting) -> float:
 
 
 def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:
-    seconds = exchange_seconds(setting, strategy, wire)
-    waiting = exposed(setting, strategy, seconds)
+    seconds, inside = exchange_seconds(setting, strategy, wire), inside_seconds(setting, strategy)
+    if strategy in RARELY:  # gradients inside a host at every step, weights between hosts now and then
+        waiting = exposed(setting, strategy, seconds) + exposed_in_buckets(setting, inside)
+    else:
+        seconds += inside
+        waiting = exposed(setting, strategy, seconds)
     step = setting.compute_seconds + waiting
     exact = strategy not in RARELY and wire == "fp32"
     sent = sent_bytes(setting, strategy, wire)

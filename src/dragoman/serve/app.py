@@ -17,7 +17,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError as NotDone
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -77,6 +77,9 @@ class Served:
     target: str
     batcher: Batcher
     request_for: Callable[..., SearchRequest]  # of the search, from what is not None
+    language_of: Callable[[str], str] = lambda text: (
+        ""
+    )  # the mark that a text for a model of several languages begins with
 
 
 class Doors:
@@ -301,16 +304,17 @@ def add_translation(app: FastAPI, doors: Doors) -> None:
         texts = [sentence for _, sentence in sentences]
         longest = max(map(len, texts))
         refuse_beyond(limits.characters_per_text, longest, "text: a sentence of {:,} characters", "Split the text")
-        job, futures = doors.submit(served, texts, Wish(served.request_for(beam=asked.beam)))
+        told = list(with_language(texts, served.language_of))
+        job, futures = doors.submit(served, told, Wish(served.request_for(beam=asked.beam)))
 
         async def lines() -> AsyncIterator[str]:
             try:
                 for (number, sentence), future in zip(sentences, futures, strict=True):
                     try:
-                        told = {"translation": (await asyncio.wrap_future(future))[0].text}
+                        outcome = {"translation": (await asyncio.wrap_future(future))[0].text}
                     except Exception:  # a border: the batcher has logged it, and the other sentences come
-                        told = {"error": FAILED}
-                    line = {"source": sentence, **told, "paragraph": number}
+                        outcome = {"error": FAILED}
+                    line = {"source": sentence, **outcome, "paragraph": number}
                     yield json.dumps(line) + "\n"  # in ASCII: some clients take U+2028 for the end of a line
             finally:
                 job.cancel()
@@ -325,6 +329,15 @@ def numbered_sentences(text: str, language: str) -> list[tuple[int, str]]:
         for number, paragraph in enumerate(text.split("\n"))
         for sentence in (sentences_of(paragraph, language) if paragraph.strip() else [""])
     ]
+
+
+def with_language(sentences: list[str], language_of: Callable[[str], str]) -> Iterator[str]:
+    """The language that one of them begins with is told with all that follow."""
+    mark = ""
+    for sentence in sentences:
+        own = language_of(sentence)
+        mark = own or mark
+        yield f"{mark} {sentence}" if mark and not own and sentence else sentence
 
 
 def add_libre(app: FastAPI, doors: Doors) -> None:

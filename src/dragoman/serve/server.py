@@ -49,7 +49,8 @@ def serve(
             translator = Translator.load(path, device, engine=engine)
             translator.translate(["."])  # the first translation is slower: nobody should wait for it
             batcher = Batcher(translator, most_wait_seconds=bounds.wait_seconds)
-            served.append(Served(name, *translator.languages, batcher, translator.request))
+            language_of = translator.vocabulary.source.language_of
+            served.append(Served(name, *translator.languages, batcher, translator.request, language_of))
             print(f"{path}: {' to '.join(translator.languages)}, {translator.engine.name}", flush=True)
         app = create_app(served, limits=bounds, keys=keys, cors=cors)
         print(f"serving at {address} (a page for people; POST /v1/translate); Ctrl-C stops it", flush=True)

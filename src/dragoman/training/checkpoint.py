@@ -58,12 +58,18 @@ class Snapshot:
 
 
 def snapshot(
-    state: TrainState, weights: Tensors, moments: Tensors, identity: runs.Row, scores: dict[str, float], own: list[Path]
+    state: TrainState,
+    weights: Tensors,
+    moments: Tensors,
+    identity: runs.Row,
+    scores: dict[str, float],
+    own: list[Path],
+    memory: HostMemory,
 ) -> Snapshot:
     """`identity`: what must be the same on resume. `own`: files of ranks that have a state of their own."""
     numbers = state.numbers() | identity | {UPDATES: optim.updates(state.optimizer)}
     used, trained = (state.average.tensors, weights) if state.average else (weights, {})
-    used, trained, moments = host_copies(used, trained, moments)
+    used, trained, moments = memory.copies("whole", used, trained, moments)
     return Snapshot(state.step, used, trained, moments, numbers, scores, own)
 
 
@@ -117,18 +123,33 @@ def wait_for(files: list[Path], given_up: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def host_copies(*groups: Tensors) -> list[dict[str, Tensor]]:
-    """From a GPU into pinned memory, all at once; torch keeps that memory for the next time."""
-    copies = [
-        {name: torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda) for name, tensor in tensors.items()}
-        for tensors in groups
-    ]
-    for tensors, empty in zip(groups, copies, strict=True):
-        for name, copy in empty.items():
-            copy.copy_(tensors[name], non_blocking=True)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the copies run behind our back until here
-    return copies
+class HostMemory:
+    """Where tensors are copied to, to be written while training goes on. From a GPU into pinned memory, which takes half a second to
+    make and is kept for the next checkpoint. Torch would keep it too, but lets go of it whenever a CUDA graph is recorded."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[tuple[str, int, str], Tensor] = {}
+
+    def copies(self, purpose: str, *groups: Tensors) -> list[dict[str, Tensor]]:
+        """All at once. The copies before, for the same purpose, must have been written."""
+        found = [
+            {name: self.place((purpose, number, name), tensor) for name, tensor in tensors.items()}
+            for number, tensors in enumerate(groups)
+        ]
+        for tensors, places in zip(groups, found, strict=True):
+            for name, place in places.items():
+                place.copy_(tensors[name], non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the copies run behind our back until here
+        return found
+
+    def place(self, key: tuple[str, int, str], tensor: Tensor) -> Tensor:
+        if not tensor.is_cuda:
+            return torch.empty_like(tensor)
+        place = self.pinned.get(key)
+        if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+            self.pinned[key] = place = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return place
 
 
 def write(

@@ -47,6 +47,7 @@ class Saver:
     tell: Callable[[str, str, int], None]  # stage, words to the operator, step
     claim: Claim | None = None
     writer: checkpoint.Writer = field(default_factory=checkpoint.Writer)
+    memory: checkpoint.HostMemory = field(default_factory=checkpoint.HostMemory)
 
     def save(self, scores: dict[str, float], *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
@@ -61,7 +62,7 @@ class Saver:
             return
         weights, moments = self.strategy.agreed(state.model), optim.moments(state.optimizer, state.model)
         holders = self.strategy.holders()  # each writes its piece of every moment into a file
-        [piece] = checkpoint.host_copies(self.strategy.held_of(moments))
+        [piece] = self.memory.copies("piece", self.strategy.held_of(moments))
         files = [folder / checkpoint.PIECES.format(number) for number, _ in enumerate(holders)]
         own += files
         if not self.mesh.is_main:
@@ -69,7 +70,8 @@ class Saver:
                 path = files[holders.index(self.mesh.rank)]
                 self.writer.start(partial(checkpoint.write_pieces, path, piece), partial(self.failed, state.step))
             return
-        taken = checkpoint.snapshot(state, weights, {} if holders else moments, self.identity, scores, own)
+        whole = {} if holders else moments
+        taken = checkpoint.snapshot(state, weights, whole, self.identity, scores, own, self.memory)
         stalled = round(time.perf_counter() - start, 3)
 
         def write() -> None:

@@ -126,8 +126,10 @@ class Trainer:
         model.to(mesh.device)
         self.taken = start.take(model, data.vocabulary, start_from) if start_from else None
         self.frozen = start.freeze(model, config.train.freeze)
-        if self.arithmetic.name == "fp8":
-            model.use_eight_bits()
+        if self.arithmetic.name == "fp8" and not model.use_eight_bits() and mesh.is_main:
+            log.warning(
+                'train.precision = "fp8": this model has no matrix for it (see docs/training.md); it is as bf16'
+            )
         self.strategy = strategy_for(config.parallel, mesh, blocks, lambda: self.fresh_objective().to(mesh.device))
         self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
