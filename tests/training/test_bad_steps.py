@@ -158,12 +158,14 @@ def trained_by_two(prepared, folder, passes, *overrides):
     return run
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_bad_gradients_of_one_rank_take_all_of_them_back(prepared, tmp_path, strategy):
-    """One is left out by both; ten in a row, and both go back to the same checkpoint and end together."""
-    run = trained_by_two(prepared, tmp_path, {3, *range(8, 18)}, f"parallel.strategy={strategy}")
-    skipped = [(row["step"], row["steps"]) for row in events(run.path, "skipped")]
-    assert skipped[0] == (4, 1)
+@pytest.mark.parametrize(("strategy", "passes_before"), [("ddp", 1), ("fsdp", 0)])
+def test_bad_gradients_of_one_rank_take_all_of_them_back(prepared, tmp_path, strategy, passes_before):
+    """One is left out by both; ten in a row, and both go back to the same checkpoint and end together. With ddp a pass for nothing
+    comes first."""
+    passes = {each + passes_before for each in (3, *range(7, 17))}
+    run = trained_by_two(prepared, tmp_path, passes, f"parallel.strategy={strategy}")
+    first = events(run.path, "skipped")[0]
+    assert (first["step"], first["steps"]) == (4, 1)
     (back,) = events(run.path, "roll_back")
     assert (back["checkpoint"], back["lost_steps"]) == ("step-00000004", back["from_step"] - 4)
     assert training_numbers(run.path, 20)["updates"] == 19
