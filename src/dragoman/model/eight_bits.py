@@ -24,10 +24,8 @@ LOGIT_GRADIENT_SCALE = 2.0**14  # gradients of logits lie between -1 and 1, and 
 SAMPLED = 61  # one row in so many is looked at for the scale of a gradient; no multiple of a row's slots, so that all places count
 VALUE, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 TILE = {"ROWS": 64, "COLUMNS": 256, "num_warps": 4}
-RELU_TILE = TILE | {
-    "ROWS": 32,
-    "TILES": 16,
-}  # of the backward pass: a program sums up the bias gradient of so many tiles
+# Of the backward pass: a program sums up the bias gradient of so many tiles.
+RELU_TILE = TILE | {"ROWS": 32, "TILES": 16}
 
 
 # --- matrices, as they stand and turned ---
