@@ -249,7 +249,7 @@ class Train(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Arithmetic of the matrix products. `auto`: bf16 on a GPU that has it, and on a CPU where it is at
     least 1.2 times as fast; fp32 elsewhere. fp16 scales the loss by itself. fp8 is bf16 with the products of large
-    matrices in 8 bits, forward and backward, while learning: for models at least 512 wide. Weights and moments stay in fp32."""
+    matrices in 8 bits, forward and backward, while learning; it pays from a width of 512 on. Weights and moments stay in fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. `auto`: on a GPU only."""
     cuda_graphs: bool = True
