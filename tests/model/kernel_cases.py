@@ -153,6 +153,20 @@ def case_loss(dtype):
         same(f"loss {width}", dtype, list(ours), list(theirs))
 
 
+def case_embedding(dtype):
+    """Frequent ids, rare ones, ids that nobody has; more slots than a program looks at, and parts of that."""
+    for slots, width in ((100, 48), (64, 1040)):
+        table = random(40, width)
+        ids = (torch.rand(4, slots, device=DEVICE) ** 3 * 39).long()
+        weights = random(4, slots, width, dtype=dtype, gradient=False)
+        found, expected = (
+            torch.autograd.grad((way(ids, table).to(dtype) * weights).sum(), table)[0]
+            for way in (fused.embed, torch.nn.functional.embedding)
+        )
+        same("embedding", dtype, [found], [expected])
+        assert not found[39].any()
+
+
 def case_best_of(dtype):
     """The same columns in the same order; logits are all different, so that there is one order only."""
     for width in (1300, 9000):
@@ -300,22 +314,24 @@ def case_hidden_layer_in_eight_bits(dtype):
     """relu and back, whole tiles and parts of them: both copies, and the sums for the bias; dropout is the mask of the seed."""
     if not has_eight_bits():
         return
-    here = {"device": DEVICE, "dtype": dtype if DEVICE.type == "cpu" else torch.bfloat16}
     for rows, columns in ((80, 144), (1040, 512)):
-        before, after = (torch.randint(-3, 4, (rows, columns)).to(**here) for _ in range(2))
+        numbers, after = (torch.randint(-3, 4, (rows, columns)).float().to(DEVICE) for _ in range(2))
+        before, after = (4.0 * numbers).to(eight_bits.VALUE), after.to(eight_bits.GRADIENT)
         hidden, turned = eight_bits.active(before, torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.0)
-        assert torch.equal(hidden.float(), 4.0 * before.float().relu())
+        assert torch.equal(hidden.float(), 4.0 * numbers.relu())
         assert torch.equal(hidden.float().t(), turned.float())
-        small, turned, inverse, bias = eight_bits.inactive(hidden, after, 0.0)
-        expected = after.float() * (before > 0)
-        assert torch.equal(small.float() * inverse, expected)
+        small, turned, bias = eight_bits.inactive(hidden, after)
+        expected = after.float() * (numbers > 0)
+        assert torch.equal(small.float(), expected)
         assert torch.equal(small.float().t(), turned.float())
         assert torch.equal(bias.sum(0), expected.sum(0))
         assert torch.equal(eight_bits.turned_over(hidden).float(), hidden.float().t())
         keep = kept(torch.arange(rows * columns).view(rows, columns), 987654321012, 0.5).to(DEVICE)
         dropped, _ = eight_bits.active(before, torch.tensor([987654321012], device=DEVICE), 0.5)
-        assert torch.equal(dropped.float(), 8.0 * before.float().relu() * keep)
-        assert torch.equal(eight_bits.inactive(dropped, after, 0.5)[3].sum(0), (2.0 * expected * keep).sum(0))
+        assert torch.equal(dropped.float(), 4.0 * numbers.relu() * keep)
+        assert torch.equal(eight_bits.inactive(dropped, after)[2].sum(0), (expected * keep).sum(0))
+        before[3, 5] = float("nan")
+        assert eight_bits.active(before, torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.0)[1][5, 3].isnan()
 
 
 def case_logit_gradients_in_eight_bits(dtype):
@@ -397,21 +413,122 @@ def case_products_of_small_numbers_are_exact(dtype):
     assert torch.equal(weight.grad, gradient.t() @ x.detach().float())
 
 
+def attention_matrices(width, dtype):
+    x, memory = random(4, 32, width, dtype=dtype), random(4, 32, width, dtype=dtype)
+    into, query, key_value, out_of = (random(parts * width, width) for parts in (3, 1, 2, 1))
+    with torch.no_grad():
+        for matrix in (into, query, key_value, out_of):
+            matrix *= width**-0.5
+    return x, memory, into, query, key_value, out_of
+
+
+def case_attention_in_eight_bits(dtype):
+    """With the matrices around it, as close to products in 16 bits as e4m3 and e5m2 are."""
+    if not has_eight_bits() or dtype == torch.float16:
+        return
+    heads, segment = 4, segments(4, 32, pairs=3)
+    x, memory, into, query, key_value, out_of = attention_matrices(64, dtype)
+    real = (segment > 0)[:, :, None]
+
+    def in_sixteen(x, matrix):
+        return torch.nn.functional.linear(x, matrix.to(dtype))
+
+    def ours_self():
+        seen = eight_bits.Segments(segment, segment, True)
+        return eight_bits.attention(x, None, (into, None, out_of), seen, heads, 0.0) * real
+
+    def theirs_self():
+        return in_sixteen(fused.self_attention(in_sixteen(x, into), segment, heads, 0.0, causal=True), out_of) * real
+
+    def ours_cross():
+        seen = eight_bits.Segments(segment, segment, False)
+        return eight_bits.attention(x, memory, (query, key_value, out_of), seen, heads, 0.0) * real
+
+    def theirs_cross():
+        parts = in_sixteen(x, query), in_sixteen(memory, key_value)
+        return in_sixteen(fused.cross_attention(*parts, segment, segment, heads, 0.0), out_of) * real
+
+    for ours, theirs, inputs in (
+        (ours_self, theirs_self, [x, into, out_of]),
+        (ours_cross, theirs_cross, [x, memory, query, key_value, out_of]),
+    ):
+        found = (outputs_and_gradients(each, inputs) for each in (ours, theirs))
+        errors = [error_of(mine, other) for mine, other in zip(*found, strict=True)]
+        assert errors[0] < 0.08 * ROUNDING, errors
+        assert all(error < 0.15 * ROUNDING for error in errors[1:]), errors
+
+
+def case_norms_in_eight_bits(dtype):
+    """The stream is what it always is, to the bit; the norm is in 8 bits what the other is, and its gradient goes the same way."""
+    if not has_eight_bits() or dtype == torch.float16:
+        return
+    inputs = [random(4, 16, 48, dtype=dtype), random(4, 16, 48, dtype=dtype), random(48), random(48)]
+    for dropout in (0.0, 0.3):
+        torch.manual_seed(3)
+        total, normed = fused.add_norm(*inputs, 1e-5, dropout)
+        torch.manual_seed(3)
+        same_total, small = eight_bits.add_norm(*inputs, 1e-5, dropout)
+        assert torch.equal(total, same_total)
+        assert error_of(small.numbers.float() / eight_bits.ACTIVATION_SCALE, normed.flatten(0, 1)) < 0.04 * ROUNDING
+        weights = random(4, 16, 48, dtype=dtype, gradient=False)
+        expected = torch.autograd.grad((normed * weights).sum() + total.sum(), inputs)
+        found = torch.autograd.grad((small.handle * weights).sum() + same_total.sum(), inputs)
+        assert all(map(torch.equal, found, expected))
+
+
+def case_what_a_norm_writes_is_what_a_layer_reads(dtype):
+    """A norm in 8 bits, then a linear layer, feed-forward or attention: the same to the bit as that layer on what the norm holds."""
+    if not has_eight_bits() or dtype == torch.float16:
+        return
+    inputs = [random(4, 32, 64, dtype=dtype), random(4, 32, 64, dtype=dtype), random(64), random(64)]
+    _, small = eight_bits.add_norm(*inputs, 1e-5, 0.0)
+    same_numbers = (small.numbers.float() / eight_bits.ACTIVATION_SCALE).view(small.handle.shape).to(dtype)
+    weights, biases, out_of = (random(128, 64), random(64, 128)), (random(128), random(64)), random(64, 64)
+    seen = eight_bits.Segments(*2 * [segments(4, 32, pairs=3)], True)
+    layers = (
+        lambda x: eight_bits.linear(x, weights[0]),
+        lambda x: eight_bits.feed_forward(x, weights, biases, 0.0),
+        lambda x: eight_bits.attention(x, None, (random(192, 64), None, out_of), seen, 4, 0.0),
+    )
+    for layer in layers:
+        outputs = []
+        for x in (small, same_numbers):
+            torch.manual_seed(5)
+            outputs.append(layer(x))
+        assert torch.equal(*outputs)
+    gradient = torch.autograd.grad(eight_bits.linear(small, weights[0]).sum(), small.handle)[0]
+    assert gradient.isfinite().all()  # of the handle, which has no numbers itself
+
+
 def case_operators_of_eight_bits_are_what_a_compiler_is_told(dtype):
     """Shapes and types of what comes out."""
     if not has_eight_bits() or dtype == torch.float16:
         return
-    x, weight, outer = random(32, 64, dtype=dtype), random(48, 64), random(64, 48)
+    x, weight, outer = random(2, 16, 64, dtype=dtype), random(48, 64), random(64, 48)
     told = {"test_utils": ("test_faketensor",)}
-    torch.library.opcheck(eight_bits.linear_op, (x, weight), **told)
-    _, *kept_of_linear = eight_bits.linear_op(x, weight)
-    torch.library.opcheck(eight_bits.linear_backward, (random(32, 48, dtype=dtype).detach(), *kept_of_linear), **told)
     seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    inputs = (x, weight, random(48), outer, random(64), seed, 0.0)
+    small = eight_bits.shrink_op(x.flatten(0, 1))
+    torch.library.opcheck(eight_bits.shrink_op, (x.flatten(0, 1),), **told)
+    torch.library.opcheck(eight_bits.add_norm_op, (x, x, random(64), random(64), seed, 1e-5, 0.0), **told)
+    torch.library.opcheck(eight_bits.linear_op, (x, small, weight), **told)
+    _, turned = eight_bits.linear_op(x, small, weight)
+    gradient = random(32, 48, dtype=dtype, gradient=False)
+    torch.library.opcheck(eight_bits.linear_backward, (gradient, small, turned), **told)
+    inputs = (x, small, weight, random(48), outer, random(64), seed, 0.0)
     torch.library.opcheck(eight_bits.feed_forward_op, inputs, **told)
     _, *kept_of_layer = eight_bits.feed_forward_op(*inputs)
-    gradient = random(32, 64, dtype=dtype).detach()
-    torch.library.opcheck(eight_bits.feed_forward_backward, (gradient, *kept_of_layer, 0.0), **told)
+    gradient = random(32, 64, dtype=dtype, gradient=False)
+    torch.library.opcheck(eight_bits.feed_forward_backward, (gradient, small, *kept_of_layer, 0.0), **told)
+    segment, options = segments(2, 16, pairs=2), (4, False, 0.0)
+    for other, matrices in (
+        ((None, None), (random(192, 64), None, random(64, 64))),
+        ((x, small), (random(64, 64), random(128, 64), random(64, 64))),
+    ):
+        inputs = (x, small, *other, *matrices, segment, segment, seed, *options)
+        torch.library.opcheck(eight_bits.attention_op, inputs, **told)
+        _, *kept_of_layer = eight_bits.attention_op(*inputs)
+        kept_of_layer = (small, other[1], segment, segment, seed, *kept_of_layer)
+        torch.library.opcheck(eight_bits.attention_backward, (x.detach(), *kept_of_layer, *options), **told)
 
 
 def case_output_in_eight_bits(dtype):

@@ -33,12 +33,12 @@ def test_on_a_gpu_too():
 
 
 ATTENTION = {"SCALE": 0.125, "THRESHOLD": 2**28, "GAIN": 1.1, "HEADS": 8, "WIDTH": 64, "DIM": 64, "CAUSAL": True,
-             "DROPOUT": True, "TOGETHER": True}  # fmt: skip
+             "DROPOUT": True, "TOGETHER": True, "SMALL": False}  # fmt: skip
 NORM = {"THRESHOLD": 2**28, "GAIN": 1.1, "EPSILON": 1e-5, "WIDTH": 512, "BLOCK": 512, "DROPOUT": True}
 SEARCH = {"SCALE": 0.125, "HEADS": 8, "HYPOTHESES": 4, "QUERIES": 16, "DIM": 64, "TILE": 32}
 LOGITS = {"FIRST": 0, "SECOND": 2, "WIDTH": 32_000, "CHUNK": 128}
 NUMBERS = {
-    "add_norm_forward": NORM | {"ROWS": 4},
+    "add_norm_forward": NORM | {"ROWS": 4, "SMALL": 0.0},
     "add_norm_backward": NORM | {"TURNS": 3},
     "attention_forward": ATTENTION,
     "attention_backward": ATTENTION,
@@ -47,24 +47,26 @@ NUMBERS = {
     "activate": {"THRESHOLD": 2**28, "GAIN": 1.1, "BLOCK": 4096},
     "relu_backward": {"GAIN": 1.1, "WIDTH": 2048, "COLUMNS": 256, "ROWS": 16, "TILES": 16},
     "loss": {"SMOOTHING": 0.1, "GAIN": 1.0, "WIDTH": 32_000, "BLOCK": 4096, "SMALL": False},
+    "embedding_backward": {"WIDTH": 512, "BLOCK": 512, "RUN": 32},
     "peaks": LOGITS | {"BLOCK": 4096},
     "best": LOGITS | {"CHUNKS": 250, "MOST": 256, "COUNT": 8, "PLACES": 8},
 }
 TILE = {"ROWS": 64, "COLUMNS": 128}
-VALUES, GRADIENTS = (
-    {"small": "*fp8e4nv", "turned": "*fp8e4nv", "hidden": "*fp8e4nv"},
-    {"small": "*fp8e5", "turned": "*fp8e5"},
-)
+WORDS = {"x": "*u32", "small": "*u32", "turned": "*u32", "hidden": "*u32", "gradient": "*u32"}
+GRADIENTS = {"small": "*fp8e5"}
 EIGHT_BITS = [  # Ampere has none; kernel, its numbers, and types of their own
-    ("shrink", TILE | {"SCALE": 4.0, "GRADIENT": False}, VALUES),
-    ("shrink", TILE | {"SCALE": 1.0, "GRADIENT": True}, GRADIENTS),
-    ("shrink_active", TILE | {"THRESHOLD": 2**28, "GAIN": 1.1, "SCALE": 4.0, "DROPOUT": True}, VALUES),
-    ("shrink_relu_backward", TILE | {"GAIN": 1.1, "TILES": 8}, VALUES | GRADIENTS),
-    ("turn", TILE, {"x": "*u8", "out": "*u8"}),
+    ("shrink", TILE | {"SCALE": 4.0, "GRADIENT": False}, WORDS | {"x": "*i64"}),
+    ("shrink", TILE | {"SCALE": 1.0, "GRADIENT": True}, WORDS | {"x": "*i64"}),
+    ("turn_active", TILE | {"THRESHOLD": 2**28, "DROPOUT": True}, WORDS),
+    ("turn_relu_backward", TILE | {"TILES": 8}, WORDS),
+    ("turn", TILE, WORDS),
+    ("add_norm_forward", NUMBERS["add_norm_forward"] | {"SMALL": 4.0}, {"normed": "*fp8e4nv"}),
+    ("attention_forward", ATTENTION | {"SMALL": 4.0}, {"out": "*fp8e4nv"}),
+    ("attention_backward", ATTENTION | {"SMALL": True}, {"query_gradient": "*fp8e5", "key_value_gradient": "*fp8e5"}),
     ("loss", NUMBERS["loss"] | {"SMALL": True}, GRADIENTS),
 ]
 OTHER_TYPES = {
-    "*i64": ("seed", "labels", "position", "column"),
+    "*i64": ("seed", "labels", "position", "column", "id", "order"),
     "*i32": ("query_segment", "key_segment"),
     "*i8": ("ancestry",),
     "*fp32": ("weight", "bias", "partial", "normalizer", "peak", "losses", "likelihoods", "bias_gradient", "inverse"),

@@ -27,8 +27,8 @@ def eight_bit_layers(vocab, **options):
 def test_eight_bits_are_for_wide_matrices():
     attention = {"SelfAttention", "CrossAttention"}
     assert eight_bit_layers(400, d_model=256, d_ff=512) == (True, True, set())
-    assert eight_bit_layers(401, d_model=512, d_ff=512) == (True, False, {"FeedForward"})
-    assert eight_bit_layers(400, d_model=1024, d_ff=64) == (True, True, {"FeedForward", *attention})
+    assert eight_bit_layers(401, d_model=512, d_ff=512) == (True, False, {"FeedForward", "AddNorm"})
+    assert eight_bit_layers(400, d_model=1024, d_ff=64) == (True, True, {"FeedForward", "AddNorm", *attention})
     assert eight_bit_layers(401, d_model=512, d_ff=64, activation="swish") == (False, False, set())
 
 

@@ -27,7 +27,9 @@ class Part(nn.Module):
 
 class Encoder(Part):
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
-        return self.model.encode(source, positions(source), source_mask)
+        memory = self.model.encode(source, positions(source), source_mask)
+        assert isinstance(memory, Tensor), "8 bits are for learning"
+        return memory
 
 
 class Decoder(Part):

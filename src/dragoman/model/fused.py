@@ -50,15 +50,22 @@ def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: f
 def add_norm_op(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, epsilon: float, dropout: float
 ) -> tuple[Tensor, Tensor]:
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    launch_add_norm(x, update, weight, bias, seed, total, normed, epsilon, dropout)
+    return total, normed
+
+
+def launch_add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, total: Tensor, normed: Tensor,
+    epsilon: float, dropout: float, small: float = 0.0,
+) -> None:  # fmt: skip
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
-    total, normed = torch.empty_like(x), torch.empty_like(x)
     tile = max(1, 2048 // block)
     launch(kernels.add_norm_forward)[(triton.cdiv(rows, tile),)](
         x, update.contiguous(), weight, bias, seed, total, normed, rows, *threshold_and_gain(dropout), epsilon,
-        WIDTH=width, BLOCK=block, ROWS=tile, DROPOUT=dropout > 0, num_warps=4,
+        WIDTH=width, BLOCK=block, ROWS=tile, DROPOUT=dropout > 0, SMALL=small, num_warps=4,
     )  # fmt: skip
-    return total, normed
 
 
 @triton_op("dragoman::add_norm_backward", mutates_args=())
@@ -130,6 +137,15 @@ def numbers_of(query: Tensor, key_value: Tensor | None, heads: int, causal: bool
     }  # fmt: skip
 
 
+def forward_warps(slots: int, *, causal: bool, small: bool = False) -> int:
+    """Tried out on an H200: four keep twice the registers busy, and twice the programs."""
+    return 8 if slots == 128 and causal and not small else 4
+
+
+def backward_warps(slots: int, dropout: float) -> int:
+    return 8 if dropout and slots == 128 else 4
+
+
 @triton_op("dragoman::attention", mutates_args=())
 def attention_op(
     query: Tensor, key_value: Tensor | None, query_segment: Tensor, key_segment: Tensor, seed: Tensor, heads: int,
@@ -142,7 +158,7 @@ def attention_op(
     normalizer = torch.empty(rows, heads, slots, dtype=torch.float32, device=query.device)
     launch(kernels.attention_forward)[(rows * heads,)](
         query, query if key_value is None else key_value, query_segment, key_segment, seed, out, normalizer,
-        **numbers, num_warps=8 if slots == 128 else 4,
+        **numbers, SMALL=0.0, num_warps=forward_warps(slots, causal=causal),
     )  # fmt: skip
     return out, normalizer
 
@@ -157,9 +173,9 @@ def attention_backward(
     key_value_gradient = query.new_empty(1) if key_value is None else torch.empty_like(key_value)
     launch(kernels.attention_backward)[(query.shape[0] * heads,)](
         query, query if key_value is None else key_value, query_segment, key_segment, seed, normalizer,
-        out_gradient.contiguous(), query_gradient, key_value_gradient,
-        **numbers_of(query, key_value, heads, causal, dropout),
-        num_warps=8 if dropout and query.shape[1] == 128 else 4,
+        out_gradient.contiguous(), query_gradient, key_value_gradient, seed,
+        **numbers_of(query, key_value, heads, causal, dropout), SMALL=False,
+        num_warps=backward_warps(query.shape[1], dropout),
     )  # fmt: skip
     return query_gradient, key_value_gradient
 
@@ -272,6 +288,47 @@ def differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> Any:
 
 
 feed_forward_op.register_autograd(differentiate_feed_forward, setup_context=keep_for_feed_forward)
+
+
+# --- embeddings ---
+
+
+@triton_op("dragoman::embed", mutates_args=())
+def embed(ids: Tensor, table: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(ids, table)
+
+
+@custom_op("dragoman::embed_backward", mutates_args=())
+def embed_backward(gradient: Tensor, ids: Tensor, count: int) -> Tensor:
+    """Without a look at equal ids first, programs that add to frequent ones wait for each other: three milliseconds of a step of
+    transformer-big."""
+    (slots, width), run = gradient.shape, 32
+    ids, order = ids.sort()
+    out = torch.zeros(count, width, device=gradient.device)
+    block = min(1024, triton.next_power_of_2(width))
+    kernels.embedding_backward[(triton.cdiv(slots, run), triton.cdiv(width, block))](
+        gradient, ids, order, out, slots, WIDTH=width, BLOCK=block, RUN=run, num_warps=4
+    )
+    return out
+
+
+@embed_backward.register_fake
+def _(gradient: Tensor, ids: Tensor, count: int) -> Tensor:
+    return gradient.new_empty(count, gradient.shape[1], dtype=torch.float32)
+
+
+def keep_for_embed(ctx: Any, inputs: Any, output: Any) -> None:
+    ids, table = inputs
+    ctx.count, ctx.dtype = table.shape[0], table.dtype
+    ctx.save_for_backward(ids)
+
+
+def differentiate_embed(ctx: Any, gradient: Tensor) -> Any:
+    (ids,) = ctx.saved_tensors
+    return None, embed_backward(gradient.flatten(0, -2).contiguous(), ids.flatten(), ctx.count).to(ctx.dtype)
+
+
+embed.register_autograd(differentiate_embed, setup_context=keep_for_embed)
 
 
 # --- loss ---

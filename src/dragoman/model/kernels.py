@@ -3,8 +3,10 @@
     add_norm      x + dropout(update), and its layer norm, in one pass; backward in one pass, weight gradients included
     attention     a whole row of slots and one head in one program: no mask, no copies, dropout drawn in place
     activate      relu and dropout in place; `relu_backward` undoes them and sums up the bias gradient
-    shrink        a matrix in 8 bits, as it stands and turned; `shrink_active` and `shrink_relu_backward` beside relu, `turn` alone
+    shrink        a matrix in 8 bits, as it stands and turned
+    turn          what is in 8 bits, turned; `turn_active` and `turn_relu_backward` do that beside relu
     loss          softmax, smoothed cross-entropy and its gradient, which takes the place of the logits or is written in 8 bits
+    embedding_backward  gradients of slots added to those of their ids
     search_self   attention of one new slot of every hypothesis of a search over its own ancestors, which are not gathered first
     search_cross  the same over the source that the hypotheses of a sentence share
     peaks, best   normalizer of a row of logits, the largest of every chunk of it, and from these its best few
@@ -35,6 +37,17 @@ def kept(index, seed, threshold):
     return (bits >> 1).to(tl.int32) >= threshold
 
 
+@triton.jit
+def in_eight_bits(x, GRADIENT: tl.constexpr):
+    """The nearest number of e4m3, too large ones become its largest; of e5m2, which is coarser and reaches further, for gradients.
+    What is not finite is NaN: it must not look like a number, or nobody notices a broken step."""
+    x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
+    if GRADIENT:
+        return x.to(tl.float8e5)
+    else:
+        return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
 # --- residual, dropout and layer norm ---
 
 
@@ -42,8 +55,9 @@ def kept(index, seed, threshold):
 def add_norm_forward(
     x_ptr, update_ptr, weight_ptr, bias_ptr, seed_ptr, sum_ptr, normed_ptr,
     rows, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, EPSILON: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
+    """SMALL: the norm is written in 8 bits, times this."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
@@ -59,7 +73,10 @@ def add_norm_forward(
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + EPSILON)
     weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)
     bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
-    tl.store(normed_ptr + at, centred * scale[:, None] * weight[None, :] + bias[None, :], mask=inside)
+    normed = centred * scale[:, None] * weight[None, :] + bias[None, :]
+    if SMALL > 0:
+        normed = in_eight_bits(normed * SMALL, False)
+    tl.store(normed_ptr + at, normed, mask=inside)
 
 
 @triton.jit
@@ -137,8 +154,9 @@ def weight_index(slot, WIDTH: tl.constexpr):
 def attention_forward(
     query_ptr, key_value_ptr, query_segment_ptr, key_segment_ptr, seed_ptr, out_ptr, normalizer_ptr,
     SCALE: tl.constexpr, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr,
+    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
+    """SMALL: the output is written in 8 bits, times this."""
     row, head, slot = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.arange(0, WIDTH)
     query_tile, key_tile, value_tile, out_tile = tiles_of(row, head, slot, HEADS, DIM, TOGETHER)
     query = tl.load(query_ptr + query_tile)
@@ -154,6 +172,8 @@ def attention_forward(
     if DROPOUT:
         weights = tl.where(kept(weight_index(slot, WIDTH), tl.load(seed_ptr), THRESHOLD), weights * GAIN, 0.0)
     out = tl.dot(weights.to(value.dtype), value) / total[:, None]
+    if SMALL > 0:
+        out = in_eight_bits(out * SMALL, False)
     tl.store(out_ptr + out_tile, out)
     tl.store(normalizer_ptr + tl.program_id(0) * WIDTH + slot, highest + tl.log2(total))
 
@@ -161,11 +181,12 @@ def attention_forward(
 @triton.jit
 def attention_backward(
     query_ptr, key_value_ptr, query_segment_ptr, key_segment_ptr, seed_ptr, normalizer_ptr, out_gradient_ptr,
-    query_gradient_ptr, key_value_gradient_ptr,
+    query_gradient_ptr, key_value_gradient_ptr, inverse_ptr,
     SCALE: tl.constexpr, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr,
+    DIM: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, TOGETHER: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
-    """The scores are computed again: reading them would take longer. TOGETHER: all gradients go to `query_gradient_ptr`."""
+    """The scores are computed again: reading them would take longer. TOGETHER: all gradients go to `query_gradient_ptr`. SMALL: they
+    are written in 8 bits, in the scale whose inverse is given."""
     row, head, slot = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.arange(0, WIDTH)
     query_tile, key_tile, value_tile, out_tile = tiles_of(row, head, slot, HEADS, DIM, TOGETHER)
     query = tl.load(query_ptr + query_tile)
@@ -188,6 +209,11 @@ def attention_backward(
     gradient = gradient.to(query.dtype)
     query_gradient = tl.dot(gradient, key)
     key_gradient = tl.dot(tl.trans(gradient), query)
+    if SMALL:
+        scale = 1.0 / tl.load(inverse_ptr)
+        query_gradient = in_eight_bits(query_gradient * scale, True)
+        key_gradient = in_eight_bits(key_gradient * scale, True)
+        value_gradient = in_eight_bits(value_gradient * scale, True)
     tl.store(query_gradient_ptr + query_tile, query_gradient)
     if TOGETHER:
         tl.store(query_gradient_ptr + key_tile, key_gradient)
@@ -317,31 +343,53 @@ def relu_backward(
 
 
 # --- 8 bits ---
-# Products in 8 bits want both matrices with the summed side last. A matrix is a factor of two or three products, so it is
-# written twice: as it stands, and turned.
+# Products in 8 bits want both factors with the summed side last. A matrix is a factor of two or three products, so it is needed
+# as it stands and turned. Kernels see words of four numbers (columns) and turn four rows at a time: bytes change places inside
+# words, and words are what is turned. Triton 3.6 gets some tiles of 8 bits wrong, and is slow with all of them.
 
 
 @triton.jit
-def in_eight_bits(x, GRADIENT: tl.constexpr):
-    """The nearest number of e4m3, too large ones become its largest; of e5m2, which is coarser and reaches further, for gradients.
-    What is not finite is NaN: it must not look like a number, or nobody notices a broken step."""
-    x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
-    if GRADIENT:
-        return x.to(tl.float8e5)
-    else:
-        return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+def byte_of(bits, scale, GRADIENT: tl.constexpr):
+    """A number of 32 bits times the scale, in the lowest 8 of 32 bits."""
+    return in_eight_bits(bits.to(tl.float32, bitcast=True) * scale, GRADIENT).to(tl.uint8, bitcast=True).to(tl.uint32)
 
 
 @triton.jit
-def store_both(x, small_ptr, turned_ptr, row, column, rows, columns, GRADIENT: tl.constexpr):
-    """A tile of a matrix [rows, columns]. It is turned in 16 bits: Triton 3.6 gets some tiles of 8 bits wrong."""
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None].to(tl.int64) * columns + column[None, :]
-    tl.store(small_ptr + at, in_eight_bits(x, GRADIENT), mask=inside)
-    turned = tl.trans(x.to(tl.bfloat16)).to(tl.float32)
-    inside = (column < columns)[:, None] & (row < rows)[None, :]
-    at = column[:, None].to(tl.int64) * rows + row[None, :]
-    tl.store(turned_ptr + at, in_eight_bits(turned, GRADIENT), mask=inside)
+def word_of(four, scale, GRADIENT: tl.constexpr):
+    """Four numbers of bf16 in 64 bits -> four of 8 bits in 32."""
+    low, high = four.to(tl.uint32), (four >> 32).to(tl.uint32)
+    word = byte_of(low << 16, scale, GRADIENT) | (byte_of(low & 0xFFFF0000, scale, GRADIENT) << 8)
+    word |= byte_of(high << 16, scale, GRADIENT) << 16
+    return word | (byte_of(high & 0xFFFF0000, scale, GRADIENT) << 24)
+
+
+@triton.jit
+def swapped(first, second):
+    """Bytes 0 and 2 of both words, and bytes 1 and 3."""
+    even = (first & 0x00FF00FF) | ((second & 0x00FF00FF) << 8)
+    return even, ((first >> 8) & 0x00FF00FF) | (second & 0xFF00FF00)
+
+
+@triton.jit
+def tile_of(rows, columns, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first of every four rows, words, and which of them are inside: tile number (row, column)."""
+    quad, word = row * (ROWS // 4) + tl.arange(0, ROWS // 4), column * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
+    inside = (quad < rows // 4)[:, None] & (word < columns // 4)[None, :]
+    return quad, word, quad[:, None].to(tl.int64) * columns + word[None, :], inside
+
+
+@triton.jit
+def store_turned(first, second, third, fourth, turned_ptr, quad, word, rows, columns):
+    """Words of four rows that follow each other, to the matrix [columns, rows]."""
+    upper_even, upper_odd = swapped(first, second)
+    lower_even, lower_odd = swapped(third, fourth)
+    at = word[:, None].to(tl.int64) * rows + quad[None, :]
+    inside = (word < columns // 4)[:, None] & (quad < rows // 4)[None, :]
+    quads = rows // 4
+    tl.store(turned_ptr + at, tl.trans((upper_even & 0xFFFF) | (lower_even << 16)), mask=inside)
+    tl.store(turned_ptr + at + quads, tl.trans((upper_odd & 0xFFFF) | (lower_odd << 16)), mask=inside)
+    tl.store(turned_ptr + at + 2 * quads, tl.trans((upper_even >> 16) | (lower_even & 0xFFFF0000)), mask=inside)
+    tl.store(turned_ptr + at + 3 * quads, tl.trans((upper_odd >> 16) | (lower_odd & 0xFFFF0000)), mask=inside)
 
 
 @triton.jit
@@ -359,70 +407,125 @@ def shrink(
     x_ptr, peak_ptr, small_ptr, turned_ptr, inverse_ptr, rows, columns,
     SCALE: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """x times SCALE; of a GRADIENT, times what its peak asks for."""
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None].to(tl.int64) * columns + column[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    x *= scale_of(peak_ptr, inverse_ptr) if GRADIENT else SCALE
-    store_both(x, small_ptr, turned_ptr, row, column, rows, columns, GRADIENT)
+    """x, four numbers of bf16 at a time, times SCALE; of a GRADIENT, times what its peak asks for."""
+    quad, word, at, inside = tile_of(rows, columns, tl.program_id(0), tl.program_id(1), ROWS, COLUMNS)
+    words = columns // 4
+    scale = scale_of(peak_ptr, inverse_ptr) if GRADIENT else SCALE
+    first = word_of(tl.load(x_ptr + at, mask=inside, other=0), scale, GRADIENT)
+    second = word_of(tl.load(x_ptr + at + words, mask=inside, other=0), scale, GRADIENT)
+    third = word_of(tl.load(x_ptr + at + 2 * words, mask=inside, other=0), scale, GRADIENT)
+    fourth = word_of(tl.load(x_ptr + at + 3 * words, mask=inside, other=0), scale, GRADIENT)
+    tl.store(small_ptr + at, first, mask=inside)
+    tl.store(small_ptr + at + words, second, mask=inside)
+    tl.store(small_ptr + at + 2 * words, third, mask=inside)
+    tl.store(small_ptr + at + 3 * words, fourth, mask=inside)
+    store_turned(first, second, third, fourth, turned_ptr, quad, word, rows, columns)
 
 
 @triton.jit
-def shrink_active(
-    x_ptr, seed_ptr, small_ptr, turned_ptr, rows, columns, THRESHOLD: tl.constexpr, GAIN: tl.constexpr,
-    SCALE: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """dropout(relu(x)) times SCALE."""
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None].to(tl.int64) * columns + column[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * SCALE
+def turn(x_ptr, turned_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    quad, word, at, inside = tile_of(rows, columns, tl.program_id(0), tl.program_id(1), ROWS, COLUMNS)
+    words = columns // 4
+    first = tl.load(x_ptr + at, mask=inside, other=0)
+    second = tl.load(x_ptr + at + words, mask=inside, other=0)
+    third = tl.load(x_ptr + at + 2 * words, mask=inside, other=0)
+    fourth = tl.load(x_ptr + at + 3 * words, mask=inside, other=0)
+    store_turned(first, second, third, fourth, turned_ptr, quad, word, rows, columns)
+
+
+@triton.jit
+def kept_bytes(word, at, seed_ptr, THRESHOLD: tl.constexpr):
+    """See kept; `at` is the number of the word."""
+    seed, at = tl.load(seed_ptr), at * 4
+    mask = tl.where(kept(at, seed, THRESHOLD), 0xFF, 0) | tl.where(kept(at + 1, seed, THRESHOLD), 0xFF00, 0)
+    mask |= tl.where(kept(at + 2, seed, THRESHOLD), 0xFF0000, 0)
+    return word & (mask.to(tl.uint32) | (tl.where(kept(at + 3, seed, THRESHOLD), 0xFF, 0).to(tl.uint32) << 24))
+
+
+@triton.jit
+def active_words(x_ptr, seed_ptr, small_ptr, at, inside, THRESHOLD: tl.constexpr, DROPOUT: tl.constexpr):
+    """Negative numbers become 0, and so do dropped ones. NaN has no sign where products make it."""
+    word = tl.load(x_ptr + at, mask=inside, other=0)
+    word &= (((word >> 7) & 0x01010101) ^ 0x01010101) * 0xFF
     if DROPOUT:
-        x = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), x * GAIN, 0.0)
-    store_both(x, small_ptr, turned_ptr, row, column, rows, columns, False)
+        word = kept_bytes(word, at, seed_ptr, THRESHOLD)
+    tl.store(small_ptr + at, word, mask=inside)
+    return word
 
 
 @triton.jit
-def shrink_relu_backward(
-    hidden_ptr, gradient_ptr, peak_ptr, small_ptr, turned_ptr, inverse_ptr, bias_gradient_ptr, rows, columns,
-    GAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+def turn_active(
+    x_ptr, seed_ptr, small_ptr, turned_ptr, rows, columns,
+    THRESHOLD: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """See relu_backward; `hidden` is in 8 bits."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    bias_gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
-    scale = scale_of(peak_ptr, inverse_ptr)
+    """relu(x) where dropout keeps it, as it stands and turned; x is in 8 bits, and what dropout asks for is in its scale."""
+    quad, word, at, inside = tile_of(rows, columns, tl.program_id(0), tl.program_id(1), ROWS, COLUMNS)
+    words = columns // 4
+    first = active_words(x_ptr, seed_ptr, small_ptr, at, inside, THRESHOLD, DROPOUT)
+    second = active_words(x_ptr, seed_ptr, small_ptr, at + words, inside, THRESHOLD, DROPOUT)
+    third = active_words(x_ptr, seed_ptr, small_ptr, at + 2 * words, inside, THRESHOLD, DROPOUT)
+    fourth = active_words(x_ptr, seed_ptr, small_ptr, at + 3 * words, inside, THRESHOLD, DROPOUT)
+    store_turned(first, second, third, fourth, turned_ptr, quad, word, rows, columns)
+
+
+@triton.jit
+def inactive_words(hidden_ptr, gradient_ptr, small_ptr, at, inside):
+    """Gradients of hidden numbers that are not 0: a byte of those has its first bit set once 0x7F is added."""
+    hidden = tl.load(hidden_ptr + at, mask=inside, other=0)
+    word = tl.load(gradient_ptr + at, mask=inside, other=0)
+    word &= (((hidden + 0x7F7F7F7F) >> 7) & 0x01010101) * 0xFF
+    tl.store(small_ptr + at, word, mask=inside)
+    return word
+
+
+@triton.jit
+def number_in(word, PLACE: tl.constexpr):
+    """The number of e5m2 in that byte of a word: the first half of one of fp16."""
+    return (((word >> (8 * PLACE)) & 0xFF) << 8).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def sum_in(first, second, third, fourth, PLACE: tl.constexpr):
+    return number_in(first, PLACE) + number_in(second, PLACE) + number_in(third, PLACE) + number_in(fourth, PLACE)
+
+
+@triton.jit
+def turn_relu_backward(
+    hidden_ptr, gradient_ptr, small_ptr, turned_ptr, bias_gradient_ptr, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """See relu_backward; all in 8 bits, the bias gradient in the scale of the gradient."""
+    bias_0 = tl.zeros([ROWS // 4, COLUMNS // 4], tl.float32)
+    bias_1, bias_2, bias_3 = bias_0, bias_0, bias_0
+    words = columns // 4
     for tile in range(TILES):
-        row = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None].to(tl.int64) * columns + column[None, :]
-        hidden = tl.load(hidden_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.where(hidden > 0.0, gradient * GAIN, 0.0)
-        bias_gradient += gradient
-        store_both(gradient * scale, small_ptr, turned_ptr, row, column, rows, columns, True)
-    at = tl.program_id(0) * columns + column
-    tl.store(bias_gradient_ptr + at, tl.sum(bias_gradient, axis=0), mask=column < columns)
+        quad, word, at, inside = tile_of(
+            rows, columns, tl.program_id(0) * TILES + tile, tl.program_id(1), ROWS, COLUMNS
+        )
+        first = inactive_words(hidden_ptr, gradient_ptr, small_ptr, at, inside)
+        second = inactive_words(hidden_ptr, gradient_ptr, small_ptr, at + words, inside)
+        third = inactive_words(hidden_ptr, gradient_ptr, small_ptr, at + 2 * words, inside)
+        fourth = inactive_words(hidden_ptr, gradient_ptr, small_ptr, at + 3 * words, inside)
+        bias_0 += sum_in(first, second, third, fourth, 0)
+        bias_1 += sum_in(first, second, third, fourth, 1)
+        bias_2 += sum_in(first, second, third, fourth, 2)
+        bias_3 += sum_in(first, second, third, fourth, 3)
+        store_turned(first, second, third, fourth, turned_ptr, quad, word, rows, columns)
+    column = tl.program_id(1) * COLUMNS + 4 * tl.arange(0, COLUMNS // 4)
+    bias_gradient_ptr += tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(bias_gradient_ptr, tl.sum(bias_0, axis=0), mask=column < columns)
+    tl.store(bias_gradient_ptr + 1, tl.sum(bias_1, axis=0), mask=column < columns)
+    tl.store(bias_gradient_ptr + 2, tl.sum(bias_2, axis=0), mask=column < columns)
+    tl.store(bias_gradient_ptr + 3, tl.sum(bias_3, axis=0), mask=column < columns)
 
 
 @triton.jit
-def turn(x_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0)
-    tl.store(out_ptr + column[:, None].to(tl.int64) * rows + row[None, :], tl.trans(x), mask=tl.trans(inside))
-
-
-@triton.jit
-def rounded_by_chance(x, index):
-    """To the two bits of mantissa that e5m2 has, up or down so that the mean is right: most gradients of logits are nearly the
-    same number, and rounded to the nearest they would all be wrong by the same."""
-    bits = index.to(tl.uint32)
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    bits = (x.to(tl.uint32, bitcast=True) + ((bits ^ (bits >> 16)) & 0x1FFFFF)) & 0xFFE00000
-    return tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
+def rounded_both_ways(x, index):
+    """To the two bits of mantissa that e5m2 has, up or down so that the mean of neighbours is right: most gradients of logits are
+    nearly the same number, and rounded to the nearest they would all be wrong by the same. What decides are multiples of the golden
+    ratio, which fill the space between two numbers evenly."""
+    bits = x.to(tl.uint32, bitcast=True) + ((index.to(tl.uint32) * 0x9E3779B1) >> 11)
+    return tl.where(tl.abs(x) < float("inf"), (bits & 0xFFE00000).to(tl.float32, bitcast=True), x)
 
 
 # --- loss ---
@@ -464,10 +567,37 @@ def loss(
         gradient = tl.where(start + column == label, gradient - (1.0 - SMOOTHING), gradient)
         gradient = tl.where(real, gradient * GAIN, 0.0)
         if SMALL:
-            gradient = rounded_by_chance(gradient, row * WIDTH + start + column)
+            gradient = rounded_both_ways(gradient, row * WIDTH + start + column)
             tl.store(small_ptr + start + column, in_eight_bits(gradient, True), mask=inside)
         else:
             tl.store(logits_ptr + start + column, gradient, mask=inside)
+
+
+# --- embeddings ---
+
+
+@triton.jit
+def embedding_backward(
+    gradient_ptr, id_ptr, order_ptr, out_ptr, slots, WIDTH: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of slots to those of their ids. Slots come in the order of their ids: what belongs to one id is summed up
+    first, as thousands of programs that add to a frequent one would wait for each other."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    first = tl.program_id(0) * RUN
+    current = tl.load(id_ptr + first)
+    total = tl.zeros([BLOCK], tl.float32)
+    for turn in range(RUN):
+        exists = first + turn < slots
+        own = tl.load(id_ptr + first + turn, mask=exists, other=-1)
+        at = tl.load(order_ptr + first + turn, mask=exists, other=0) * WIDTH + column
+        gradient = tl.load(gradient_ptr + at, mask=inside & exists, other=0.0).to(tl.float32)
+        if exists & (own != current):
+            tl.atomic_add(out_ptr + current * WIDTH + column, total, mask=inside, sem="relaxed")
+            total = tl.zeros([BLOCK], tl.float32)
+            current = own
+        total += gradient
+    tl.atomic_add(out_ptr + current * WIDTH + column, total, mask=inside, sem="relaxed")
 
 
 # --- the best of many logits ---

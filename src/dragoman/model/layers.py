@@ -11,16 +11,19 @@ Shapes in names: B rows, T target slots, S source slots, D model width, K hypoth
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
 from dragoman.model import ops, plain
 from dragoman.model.ops import Descent, Sight
+from dragoman.model.plain import Small
 
 KeyValue = tuple[Tensor, Tensor]
+Normed = Tensor | Small  # the latter while learning alone
 Stream = tuple[Tensor, Tensor | None]  # and the update that is still to be added to it
-Sublayer = Callable[[Tensor], Tensor]
+Sublayer = Callable[[Any], Tensor]  # of what a norm hands on
 
 
 def is_marian(section: Model) -> bool:
@@ -30,20 +33,23 @@ def is_marian(section: Model) -> bool:
 class AddNorm(nn.LayerNorm):
     """x + dropout(update), and the norm of the sum."""
 
+    eight_bits = False  # while it learns, where all that read the norm are in 8 bits, see Transformer.use_eight_bits
+
     def __init__(self, section: Model):
         super().__init__(section.d_model)
         self.dropout = section.dropout
 
-    def forward(self, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Normed]:  # type: ignore[override]
         if update is None:
             return x, plain.norm(x, self.weight, self.bias, self.eps)
-        return ops.add_norm(x, update, self.weight, self.bias, self.eps, self.dropout if self.training else 0.0)
+        dropout, eight_bits = self.dropout if self.training else 0.0, self.eight_bits and self.training
+        return ops.add_norm(x, update, self.weight, self.bias, self.eps, dropout, eight_bits=eight_bits)
 
 
 class SelfAttention(nn.Module):
     """Attention of a row over itself, without biases. `query_key_value` is three d x d matrices in one."""
 
-    eight_bits = False  # while it learns, see Transformer.use_eight_bits
+    eight_bits = False
 
     def __init__(self, section: Model):
         super().__init__()
@@ -52,11 +58,15 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(section.d_model, 3 * section.d_model, bias=is_marian(section))
         self.output = nn.Linear(section.d_model, section.d_model, bias=is_marian(section))
 
-    def forward(self, x_BTD: Tensor, seen: Sight) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        layer = self.query_key_value
-        packed = ops.linear(x_BTD, layer.weight, layer.bias, eight_bits=self.eight_bits and self.training)
-        return self.output(ops.self_attention(packed, seen, self.heads, dropout))
+    def forward(self, x_BTD: Normed, seen: Sight) -> Tensor:
+        dropout, eight_bits = self.dropout if self.training else 0.0, self.eight_bits and self.training
+        into, out_of = self.query_key_value, self.output
+        if eight_bits and into.bias is None and ops.attention_fits(x_BTD, x_BTD, self.heads):
+            matrices = (into.weight, None, out_of.weight)
+            return ops.attention_in_eight_bits(x_BTD, None, matrices, seen, self.heads, dropout)
+        packed = ops.linear(x_BTD, into.weight, into.bias, eight_bits=eight_bits)
+        attended = ops.self_attention(packed, seen, self.heads, dropout)
+        return ops.linear(attended, out_of.weight, out_of.bias, eight_bits=eight_bits)
 
     def step(self, x_BKD: Tensor, past: KeyValue, seen: Descent) -> Tensor:
         """One more position of K hypotheses of every sentence."""
@@ -76,11 +86,15 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(section.d_model, 2 * section.d_model, bias=is_marian(section))
         self.output = nn.Linear(section.d_model, section.d_model, bias=is_marian(section))
 
-    def forward(self, x_BTD: Tensor, memory_BSD: Tensor, seen: Sight) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        layer = self.key_value
-        key_value = ops.linear(memory_BSD, layer.weight, layer.bias, eight_bits=self.eight_bits and self.training)
-        return self.output(ops.cross_attention(self.query(x_BTD), key_value, seen, self.heads, dropout))
+    def forward(self, x_BTD: Normed, memory_BSD: Normed, seen: Sight) -> Tensor:
+        dropout, eight_bits = self.dropout if self.training else 0.0, self.eight_bits and self.training
+        if eight_bits and self.query.bias is None and ops.attention_fits(x_BTD, memory_BSD, self.heads):
+            matrices = (self.query.weight, self.key_value.weight, self.output.weight)
+            return ops.attention_in_eight_bits(x_BTD, memory_BSD, matrices, seen, self.heads, dropout)
+        query = ops.linear(x_BTD, self.query.weight, self.query.bias, eight_bits=eight_bits)
+        key_value = ops.linear(memory_BSD, self.key_value.weight, self.key_value.bias, eight_bits=eight_bits)
+        attended = ops.cross_attention(query, key_value, seen, self.heads, dropout)
+        return ops.linear(attended, self.output.weight, self.output.bias, eight_bits=eight_bits)
 
     def memory(self, memory_BSD: Tensor) -> KeyValue:
         """Keys and values of the source, kept while its translation is searched."""
@@ -107,7 +121,7 @@ class FeedForward(nn.Module):
         self.dropout = section.relu_dropout
         self.activation = section.activation
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Normed) -> Tensor:
         weights, biases = (self.inner.weight, self.outer.weight), (self.inner.bias, self.outer.bias)
         dropout = self.dropout if self.training else 0.0
         eight_bits = self.eight_bits and self.training
@@ -144,7 +158,7 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(section)
 
     def forward(
-        self, x_BTD: Tensor, update: Tensor | None, seen: Sight, memory_BSD: Tensor, seen_source: Sight
+        self, x_BTD: Tensor, update: Tensor | None, seen: Sight, memory_BSD: Normed, seen_source: Sight
     ) -> Stream:
         return self.sublayers(
             x_BTD, update, lambda x: self.attention(x, seen), lambda x: self.cross(x, memory_BSD, seen_source)

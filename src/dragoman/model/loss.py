@@ -125,7 +125,7 @@ class Output:
 
 def output_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, *, eight_bits: bool) -> Any:
     dtype = ops.product_type(hidden_ND)
-    if eight_bits and ops.fits_eight_bits(hidden_ND, weight_VD):
+    if eight_bits and ops.fits_eight_bits(hidden_ND):
         from dragoman.model.eight_bits import Output as OutputInEightBits
 
         return OutputInEightBits(weight_VD, bias_V, dtype)

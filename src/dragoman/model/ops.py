@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dragoman.model import cpu, plain
-from dragoman.model.plain import Function, Pair
+from dragoman.model.plain import Function, Pair, Small
 
 HAS_TRITON = find_spec("triton") is not None
 MOST_DIM = 128  # of a head, for the kernels
@@ -56,10 +56,21 @@ def sight(query_segment: Tensor, key_segment: Tensor, *, causal: bool = False) -
     return Sight(query_segment, key_segment, causal, plain.visible(query_segment, key_segment, causal=causal))
 
 
-def stream(x: Tensor, dropout: float) -> Tensor:
-    """What all sublayers add to, at its beginning. On a GPU in the type of the products: nothing is read and written more."""
-    x = drop(x, dropout)
-    return x.to(product_type(x)) if x.is_cuda else x
+def embed(ids: Tensor, table: Tensor) -> Tensor:
+    """On a GPU with a gradient of its own, while learning: sums in fp32."""
+    if table.is_cuda and HAS_TRITON and torch.is_grad_enabled():
+        from dragoman.model import fused
+
+        return fused.embed(ids, table)
+    return F.embedding(ids, table)
+
+
+def stream(x: Tensor, dropout: float, *, norms_first: bool) -> tuple[Tensor, Tensor | None]:
+    """What all sublayers add to, at its beginning, and what is still to be added to it. On a GPU in the type of the products:
+    nothing is read and written more. Where the first sublayer norms what comes in, embeddings are added to nothing, as our kernel
+    drops, adds and norms in one pass: a compiled norm alone, with its gradient, takes three milliseconds of transformer-big."""
+    x = x.to(product_type(x)) if x.is_cuda else x
+    return (torch.zeros_like(x), x) if norms_first and fusible(x) else (drop(x, dropout), None)
 
 
 def drop(x: Tensor, dropout: float) -> Tensor:
@@ -70,13 +81,44 @@ def attend_of(x: Tensor, dropout: float) -> Function:
     return cpu.attend if on_cpu(x) and x.dtype == torch.bfloat16 and not dropout else plain.attend
 
 
-def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:
+def add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float, *, eight_bits: bool
+) -> tuple[Tensor, Tensor | Small]:
+    if eight_bits and fits_eight_bits(x):
+        from dragoman.model import eight_bits as small
+
+        return small.add_norm(x, update, weight, bias, epsilon, dropout)
     if fusible(x):
         from dragoman.model import fused
 
         return fused.add_norm(x, update, weight, bias, epsilon, dropout)
     way = cpu.add_norm if on_cpu(x) else plain.add_norm
     return way(x, update, weight, bias, epsilon, dropout)
+
+
+def attention_fits(x_BTD: Tensor | Small, memory_BSD: Tensor | Small, heads: int) -> bool:
+    """The kernels of attention, whose rows and heads have certain sizes."""
+    query, key = handle_of(x_BTD), handle_of(memory_BSD)
+    if not fusible(query):
+        return False
+    from dragoman.model import fused
+
+    return fused.fits(query.shape[1], key.shape[1], query.shape[2] // heads, MOST_DIM)
+
+
+def handle_of(x: Tensor | Small) -> Tensor:
+    return x.handle if isinstance(x, Small) else x
+
+
+def attention_in_eight_bits(
+    x_BTD: Tensor | Small, memory_BSD: Tensor | Small | None, matrices: tuple[Tensor, Tensor | None, Tensor],
+    seen: Sight, heads: int, dropout: float,
+) -> Tensor:  # fmt: skip
+    """Attention with the matrices before and after it, where `attention_fits`."""
+    from dragoman.model import eight_bits as small
+
+    segments = small.Segments(seen.query_segment, seen.key_segment, seen.causal)
+    return small.attention(x_BTD, memory_BSD, matrices, segments, heads, dropout)
 
 
 def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
@@ -140,9 +182,9 @@ def search_cross(query_BKD: Tensor, memory: Pair, mask: Tensor, heads: int) -> T
 
 
 def feed_forward(
-    x: Tensor, weights: Pair, biases: Pair, dropout: float, activation: str, *, eight_bits: bool
+    x: Tensor | Small, weights: Pair, biases: Pair, dropout: float, activation: str, *, eight_bits: bool
 ) -> Tensor:
-    if activation == "relu" and eight_bits and fits_eight_bits(x, weights[0]):
+    if isinstance(x, Small) or (activation == "relu" and eight_bits and fits_eight_bits(x)):
         from dragoman.model import eight_bits as small
 
         return small.feed_forward(x, weights, biases, dropout)
@@ -155,14 +197,14 @@ def feed_forward(
     return plain.feed_forward(x, weights, biases, dropout, drop, activation)
 
 
-def fits_eight_bits(x: Tensor, weight: Tensor) -> bool:
-    """Products in fp8 want sizes of their own; that of all slots is summed over in the gradient of the weight."""
-    sizes = (x.numel() // x.shape[-1], *weight.shape)
-    return fusible(x) and x.dtype == torch.bfloat16 and not any(size % EIGHT_BITS_MULTIPLE for size in sizes)
+def fits_eight_bits(x: Tensor) -> bool:
+    """Products in fp8 want sizes of their own; that of all slots is summed over in the gradient of the weight. Whether those of
+    matrices are of the kind is asked once, see Transformer.use_eight_bits."""
+    return fusible(x) and x.dtype == torch.bfloat16 and not x.numel() // x.shape[-1] % EIGHT_BITS_MULTIPLE
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
-    if eight_bits and fits_eight_bits(x, weight):
+def linear(x: Tensor | Small, weight: Tensor, bias: Tensor | None = None, *, eight_bits: bool) -> Tensor:
+    if isinstance(x, Small) or (eight_bits and fits_eight_bits(x)):
         from dragoman.model import eight_bits as small
 
         product = small.linear(x, weight)

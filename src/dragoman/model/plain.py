@@ -5,6 +5,7 @@ Shapes in names: B rows, T target slots, S source slots, D model width, H heads,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,13 @@ IGNORED = -100  # the label of an empty slot
 
 Pair = tuple[Tensor, Tensor]
 Function = Callable[..., Tensor]
+
+
+class Small(NamedTuple):
+    """A tensor in 8 bits. Its gradient is not in 8 bits, so it goes to `handle`, which has the shape, but may be without numbers."""
+
+    handle: Tensor
+    numbers: Tensor  # [slots, width]
 
 
 def add_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float) -> Pair:

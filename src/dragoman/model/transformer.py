@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dragoman.config.schema import Model
 from dragoman.model import layers
-from dragoman.model.layers import AddNorm, KeyValue, is_marian
-from dragoman.model.ops import EIGHT_BITS_MULTIPLE, Descent, sight, stream
+from dragoman.model.layers import AddNorm, KeyValue, Normed, Stream, is_marian
+from dragoman.model.ops import EIGHT_BITS_MULTIPLE, Descent, embed, sight, stream
 
 # Models of this width use 8 bits in these layers too: what is won grows with the width, what the conversion costs does not.
 WIDE = {layers.FeedForward: 512, layers.SelfAttention: 1024, layers.CrossAttention: 1024}
@@ -67,21 +67,38 @@ class Transformer(nn.Module):
     def use_eight_bits(self) -> bool:
         """While learning, products with large matrices in fp8: those with the output matrix, and others where the model is wide
         enough. It is validated and translates in 16 bits, as it will be used. False where no matrix is of the kind."""
-        self.eight_bits = not self.embedding.num_embeddings % EIGHT_BITS_MULTIPLE
+        fits = {size: not size % EIGHT_BITS_MULTIPLE for size in (self.embedding.num_embeddings, self.section.d_ff)}
+        if self.section.d_model % EIGHT_BITS_MULTIPLE:
+            return False
+        self.eight_bits = fits[self.embedding.num_embeddings]
         found = [self.eight_bits]
         for module in self.modules():
             if isinstance(module, layers.FeedForward | layers.SelfAttention | layers.CrossAttention):
-                is_of_the_kind = not isinstance(module, layers.FeedForward) or module.activation == "relu"
-                module.eight_bits = is_of_the_kind and self.section.d_model >= WIDE[type(module)]
+                module.eight_bits = self.section.d_model >= WIDE[type(module)]
+                if isinstance(module, layers.FeedForward):
+                    module.eight_bits &= module.activation == "relu" and fits[self.section.d_ff]
                 found.append(module.eight_bits)
+        if not is_marian(self.section):
+            self.norm_in_eight_bits()
         return any(found)
+
+    def norm_in_eight_bits(self) -> None:
+        """Where nobody needs more."""
+        for block in (*self.encoder, *self.decoder):
+            block.attention_norm.eight_bits = block.attention.eight_bits  # type: ignore[union-attr]
+            block.feed_forward_norm.eight_bits = block.feed_forward.eight_bits  # type: ignore[union-attr]
+        for block in self.decoder:
+            block.cross_norm.eight_bits = block.cross.eight_bits  # type: ignore[union-attr]
+            self.encoder_norm.eight_bits = block.cross.eight_bits  # type: ignore[union-attr]
 
     def embed(
         self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None
-    ) -> Tensor:
+    ) -> Stream:
+        """The beginning of the stream, and what is still to be added to it."""
         place, table = self.place(position_BT, slots or ids_BT.shape[1]), embedding or self.embedding
-        embedded = table(ids_BT) * math.sqrt(self.section.d_model) + place
-        return stream(embedded.to(table.weight.dtype), self.section.dropout if self.training else 0.0)
+        embedded = (embed(ids_BT, table.weight) * math.sqrt(self.section.d_model) + place).to(table.weight.dtype)
+        dropout = self.section.dropout if self.training else 0.0
+        return stream(embedded, dropout, norms_first=not is_marian(self.section))
 
     def place(self, position_BT: Tensor, slots: int) -> Tensor:
         """Looked up where a row has no more slots than the table, computed otherwise: no sentence is too long."""
@@ -92,19 +109,19 @@ class Transformer(nn.Module):
     def wave_table(self, positions: int) -> Tensor:
         return waves(torch.arange(positions), self.section.d_model, self.section.style)
 
-    def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Tensor:
+    def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Normed:
         seen = sight(segment_BS, segment_BS)
-        x_BSD, update = self.embed(source_BS, position_BS, embedding=self.source_embedding), None
+        x_BSD, update = self.embed(source_BS, position_BS, embedding=self.source_embedding)
         for block in self.encoder:
             x_BSD, update = block(x_BSD, update, seen)
         return self.encoder_norm(x_BSD, update)[1] if self.encoder_norm else x_BSD
 
     def decode(
-        self, target_BT: Tensor, position_BT: Tensor, segment_BT: Tensor, memory_BSD: Tensor, source_segment_BS: Tensor
+        self, target_BT: Tensor, position_BT: Tensor, segment_BT: Tensor, memory_BSD: Normed, source_segment_BS: Tensor
     ) -> Tensor:
         """The last hidden state of every target slot; `logits` turns it into scores."""
         seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
-        x_BTD, update = self.embed(target_BT, position_BT), None
+        x_BTD, update = self.embed(target_BT, position_BT)
         for block in self.decoder:
             x_BTD, update = block(x_BTD, update, seen, memory_BSD, seen_source)
         return self.decoder_norm(x_BTD, update)[1] if self.decoder_norm else x_BTD
@@ -118,7 +135,7 @@ class Transformer(nn.Module):
         """[B, T, S]: where the last but one layer of the decoder looks when it predicts the slot after each target slot."""
         memory_BSD = self.encode(source_BS, in_order(source_BS), source_segment_BS)
         seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
-        x_BTD, update = self.embed(target_BT, in_order(target_BT)), None
+        x_BTD, update = self.embed(target_BT, in_order(target_BT))
         *before, block = list(self.decoder)[: self.aligning_layer + 1]
         for earlier in before:
             x_BTD, update = earlier(x_BTD, update, seen, memory_BSD, seen_source)
@@ -140,13 +157,14 @@ class Transformer(nn.Module):
     def start(self, source_BS: Tensor, segment_BS: Tensor) -> tuple[list[KeyValue], Tensor]:
         """Encode padded sources, one a row: keys and values of every decoder layer, and what is added to their scores."""
         memory_BSD = self.encode(source_BS, in_order(source_BS), segment_BS)
+        assert isinstance(memory_BSD, Tensor), "8 bits are for learning"
         memory = [block.cross.memory(memory_BSD) for block in self.decoder]  # type: ignore[union-attr,operator]
         mask = torch.zeros_like(segment_BS, dtype=memory_BSD.dtype).masked_fill(segment_BS == 0, float("-inf"))
         return memory, mask[:, None, None, :]
 
     def step(self, target_BK: Tensor, cache: Cache, seen: Descent) -> Tensor:
         """Logits [B, K, V] of the slot after `target_BK`. Shapes do not depend on the position, which is a tensor."""
-        x_BKD, update = self.embed(target_BK, seen.position.expand(1, 1), cache.past[0][0].shape[2]), None
+        x_BKD, update = self.embed(target_BK, seen.position.expand(1, 1), cache.past[0][0].shape[2])
         for block, past, memory in zip(self.decoder, cache.past, cache.memory, strict=True):
             x_BKD, update = block.step(x_BKD, update, past, seen, memory, cache.cross_mask)  # type: ignore[operator]
         return self.logits(self.decoder_norm(x_BKD, update)[1] if self.decoder_norm else x_BKD)

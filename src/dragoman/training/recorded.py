@@ -32,7 +32,7 @@ class Recording:
 
 
 class Recorded(nn.Module):
-    """An objective on one GPU. Its gradients stay where they are and must be filled with zeros, not forgotten."""
+    """An objective on one GPU. What is recorded adds to gradients where they are: see `keeps_gradients`."""
 
     def __init__(self, objective: nn.Module, device: torch.device):
         super().__init__()
@@ -54,6 +54,12 @@ class Recorded(nn.Module):
             return sums
         played: tuple[Tensor, Tensor] = Play.apply(self.anchor, self.recordings[shape], *inputs)  # type: ignore[no-untyped-call]
         return played
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether they must be filled with zeros after a step, not forgotten. A step too large to be recorded may forget them:
+        then the first micro-batch writes them, where it would read and add."""
+        return bool(self.recordings)
 
     def room(self) -> bool:
         if self.recordings:
@@ -77,6 +83,9 @@ class Recorded(nn.Module):
 
     def record(self, inputs: tuple[Tensor, ...]) -> Recording:
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        for parameter in self.objective.parameters():
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         own = [tensor.clone() for tensor in inputs]
         # Other threads go on meanwhile: the loader pins memory, a checkpoint is copied.
         how: dict[str, Any] = {"pool": self.pool, "capture_error_mode": "thread_local"}

@@ -54,7 +54,7 @@ def update(
     refused = ~(norm <= norm_limit)
     apply(state, refused)
     strategy.forgive(refused)
-    state.optimizer.zero_grad(set_to_none=not isinstance(wrapped, Recorded))
+    state.optimizer.zero_grad(set_to_none=not (isinstance(wrapped, Recorded) and wrapped.keeps_gradients))
     state.step += 1
     if state.average:
         state.average.follow(state.step)
