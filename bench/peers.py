@@ -49,7 +49,7 @@ from dragoman.training.trainer import set_aside
 
 WARMUP_STEPS = 10  # of dragoman, whose shapes do not change
 
-MULTIPLES = {"cpu": (1,), "cuda": (1, 8)}  # of the widths of padded batches
+MULTIPLES = {"cpu": [1], "cuda": [1, 8]}  # of the widths of padded batches
 
 
 class Size(NamedTuple):
@@ -157,6 +157,9 @@ def parse() -> Options:
     parser.add_argument("--data", help="prepared folder; without one at data.folder sentences are drawn")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16_384, 32_768], help="target slots a batch")
     parser.add_argument("--own-tokens", type=int, nargs="+", help="the same for dragoman, if other sizes suit it")
+    parser.add_argument(
+        "--multiples", type=int, nargs="+", help="of the widths of padded batches, where one is known to be best"
+    )
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=USUAL, metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--batches", type=int, default=60, help="updates to measure, at most")
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure one peer with one batch size, at most")
@@ -166,7 +169,8 @@ def parse() -> Options:
 def sizes_of(name: str, device: torch.device, options: Options) -> list[Size]:
     if name.startswith("dragoman"):
         return [Size(tokens, 0) for tokens in options.own_tokens or options.tokens]
-    return [Size(tokens, multiple) for tokens in options.tokens for multiple in MULTIPLES[device.type]]
+    multiples = options.multiples or MULTIPLES[device.type]
+    return [Size(tokens, multiple) for tokens in options.tokens for multiple in multiples]
 
 
 def speeds_of(name: str, config: Config, data: PreparedData, options: Options) -> dict[Size, float]:

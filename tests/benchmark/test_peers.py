@@ -65,10 +65,12 @@ def test_peers_are_not_lamed_by_empty_slots(prepared):
 def test_padded_peers_on_a_gpu_are_tried_with_and_without_rounding():
     from peers import Size, by_tokens, results, sizes_of
 
-    options = argparse.Namespace(tokens=[16, 32], own_tokens=[64])
+    options = argparse.Namespace(tokens=[16, 32], own_tokens=[64], multiples=None)
     assert sizes_of("marian", torch.device("cuda"), options) == [(16, 1), (16, 8), (32, 1), (32, 8)]
     assert sizes_of("marian", torch.device("cpu"), options) == [(16, 1), (32, 1)]
     assert sizes_of("dragoman-fp8", torch.device("cuda"), options) == [(64, 0)]
+    options.multiples = [8]
+    assert sizes_of("marian", torch.device("cuda"), options) == [(16, 8), (32, 8)]
     speeds = {Size(16, 1): 5.0, Size(16, 8): 4.0, Size(32, 1): 6.0, Size(32, 8): 7.0}
     assert by_tokens(speeds) == {16: (Size(16, 1), 5.0), 32: (Size(32, 8), 7.0)}
     found = results({"marian": speeds}, {"marian": (Size(32, 8), 7.0)})

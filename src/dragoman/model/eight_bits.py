@@ -20,7 +20,6 @@ from dragoman.model import fused, kernels
 from dragoman.model.fused import (
     backward_warps,
     draw_seed,
-    forward_warps,
     launch_add_norm,
     loss_sums,
     numbers_of,
@@ -35,7 +34,9 @@ SAMPLED = 61  # one row in so many is looked at for the scale of a gradient; no 
 VALUE, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 TILE = {"ROWS": 64, "COLUMNS": 256, "num_warps": 4}
 # Of the backward pass: a program sums up the bias gradient of so many tiles.
-RELU_TILE = TILE | {"TILES": 8}
+RELU_TILE = TILE | {"TILES": 2}
+# Longer sums, over all slots or the vocabulary, are as exact as can be: the quick way drops what is small beside the sum so far.
+FAST_TERMS = 4096
 
 
 # --- matrices, as they stand and turned ---
@@ -103,11 +104,10 @@ def number(value: Inverse, like: Tensor) -> Tensor:
 def product(
     left: Tensor, left_inverse: Inverse, right: Tensor, right_scale: float, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """[N, K] times [M, K], both in 8 bits. Sums of gradients over all slots are as exact as can be: they have more terms than other
-    products, and errors of the quick way would add up."""
+    """[N, K] times [M, K], both in 8 bits."""
     return torch._scaled_mm(
         left, right.t(), scale_a=number(left_inverse, left), scale_b=number(1 / right_scale, left), bias=bias,
-        out_dtype=dtype, use_fast_accum=dtype != torch.float32,
+        out_dtype=dtype, use_fast_accum=left.shape[1] <= FAST_TERMS,
     )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def attention_op(
     kernels.attention_forward[(rows * heads,)](
         query, query if other is None else other, query_segment, key_segment, seed, attended, normalizer,
         **numbers_of(query, other, heads, causal, dropout), SMALL=ACTIVATION_SCALE,
-        num_warps=forward_warps(slots, causal=causal, small=True),
+        num_warps=8 if slots == 128 else 4, maxnreg=128,  # of registers: two programs a processor, where it would be one
     )  # fmt: skip
     out, out_turned = projected(handle, attended.flatten(0, 1), out_of)
     return out, query, key_value, normalizer, attended, into_turned, memory_turned, out_turned

@@ -137,9 +137,9 @@ def numbers_of(query: Tensor, key_value: Tensor | None, heads: int, causal: bool
     }  # fmt: skip
 
 
-def forward_warps(slots: int, *, causal: bool, small: bool = False) -> int:
-    """Tried out on an H200: four keep twice the registers busy, and twice the programs."""
-    return 8 if slots == 128 and causal and not small else 4
+def forward_warps(slots: int, *, causal: bool) -> int:
+    """As tried out on an H200."""
+    return 8 if slots == 128 and causal else 4
 
 
 def backward_warps(slots: int, dropout: float) -> int:
@@ -346,7 +346,7 @@ def loss_sums(logits_PV: Tensor, labels_P: Tensor, gradient_PV: Tensor, smoothin
     block = min(4096, triton.next_power_of_2(width))
     kernels.loss[(slots,)](
         logits_PV, labels_P, sums[0], sums[1], gradient_PV, SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block,
-        SMALL=gradient_PV.itemsize == 1, num_warps=8,
+        SMALL=gradient_PV.itemsize == 1, num_warps=4,
     )  # fmt: skip
     return sums.sum(1)
 
