@@ -17,7 +17,7 @@ from dragoman.config import Config
 from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import joined
 from dragoman.parallel.reduce import wait_for_all
-from dragoman.training.stopping import STOPS
+from dragoman.training.stopping import STOP_CODES
 from dragoman.training.trainer import Trainer
 
 ROWS = 5  # of metrics to take the median of, at least
@@ -47,7 +47,7 @@ class Watch:
 class Stopped(TrainingError):
     def __init__(self, reason: str):
         super().__init__(f"{reason} before all steps were measured; nothing is kept")
-        self.exit_code = next(128 + number for number, word in STOPS.items() if word == reason)
+        self.exit_code = STOP_CODES[reason]
 
 
 def measure_training(
@@ -73,7 +73,7 @@ def measure_training(
         with suppress(Enough):
             reason = trainer.run()
         wait_for_all(mesh)  # all write into the folder that is taken away after this
-        if reason in STOPS.values():
+        if reason in STOP_CODES:
             raise Stopped(reason)
         if not (mesh.is_main and trainer.metrics):
             return None

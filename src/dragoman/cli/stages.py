@@ -16,14 +16,12 @@ from dragoman.evaluation.evaluate import evaluate
 from dragoman.evaluation.task import BleuTask
 from dragoman.parallel.mesh import joined
 from dragoman.training.facts import check_folder
-from dragoman.training.stopping import STOPS
+from dragoman.training.stopping import STOP_CODES
 from dragoman.training.trainer import Trainer
 from dragoman.training.watchdog import Watchdog
 from dragoman.translate.models import find_model
 
 __all__ = ["STOP_CODES", "check_ready", "evaluate", "prepare", "train"]
-
-STOP_CODES = {reason: 128 + number for number, reason in STOPS.items()}  # as a shell and schedulers count
 
 
 def prepare(

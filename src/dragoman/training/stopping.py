@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MOST_STEPS, MOST_SECONDS = 10, 1.0  # between two questions; whatever comes first, but a step at least
 SAME_SECONDS = 1.0  # a stop that reaches a rank by two ways (the launcher, and a scheduler that tells everybody) is one
 STOPS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}  # and the reason that is given
+STOP_CODES = {reason: 128 + number for number, reason in STOPS.items()}  # as a shell and schedulers count
 TIME_LIMIT = "max_hours"
 REASONS = (*STOPS.values(), TIME_LIMIT)
 
