@@ -254,7 +254,7 @@ def speeds(
     """Every cell at every rate, beside what `dragoman plan` says of it, with the steps without exchange around it as its time of
     computing."""
     rows: list[dict[str, Any]] = []
-    packing = forecast.pack_seconds("cpu", hosts * each)  # before they need the cores, which all hosts share
+    work = forecast.work("cpu", hosts * each, each)  # before they need the cores, which all hosts share
     with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
         ranks = Ranks(lab, each, options)
         for rate in rates:
@@ -271,8 +271,7 @@ def speeds(
                     (before + after) / 2,
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
-                    pack_seconds=packing,
-                    tried_ranks=hosts * each,
+                    work=work,
                     gloo=True,
                 )
                 rows.append(

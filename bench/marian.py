@@ -36,7 +36,7 @@ from dragoman.errors import ConfigError, DataError, require_extra
 from dragoman.evaluation.metrics import score
 from dragoman.parallel.mesh import pick_device
 from dragoman.training import optim
-from dragoman.training.trainer import set_aside
+from dragoman.training.garbage import Aside
 
 COMPILE = ("off", "layers", "whole")
 LONGEST = 1024  # positions that Marian has; longer sources are cut
@@ -139,7 +139,7 @@ class Training:
             if self.step <= COMPILING:
                 self.loss_sum.item()  # waits for the device
                 if self.step == COMPILING:
-                    set_aside()
+                    Aside().put()
                 self.compiled_at = before + time.perf_counter() - start
             self.seconds = before + time.perf_counter() - start
         mean = self.loss_sum.item() / max(1, self.step - first)  # waits for the device

@@ -45,7 +45,7 @@ from dragoman.data.encode import PreparedData
 from dragoman.errors import DragomanError
 from dragoman.parallel.mesh import Mesh, pick_device
 from dragoman.training import optim
-from dragoman.training.trainer import set_aside
+from dragoman.training.garbage import Aside
 
 WARMUP_STEPS = 10  # of dragoman, whose shapes do not change
 
@@ -114,7 +114,7 @@ def padded_speed(module: nn.Module, config: Config, data: PreparedData, size: Si
     take = updates(module.to(device).train(), config)
     for batch in batches:
         take(batch)
-    set_aside()
+    Aside().put()
     synchronize(device)
     start, done = time.perf_counter(), 0
     for batch in islice(cycle(batches), options.batches):

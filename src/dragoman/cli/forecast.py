@@ -130,22 +130,22 @@ def setting_of(
         micro_batches=-(-train.batch_tokens // (hosts * gpus * at_once)),
         inner_steps=config.parallel.inner_steps,
         fragments=config.parallel.fragments,
-        pack_seconds=pack_seconds(train.device, gpus),
-        tried_ranks=max(2, gpus),
+        work=work(train.device, gpus, gpus),
         gloo=train.device == "cpu",
     )
 
 
 @cache
-def pack_seconds(device: str, ranks: int) -> dict[str, float]:
-    """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing. `ranks` share its cores."""
+def work(device: str, ranks: int, close: int) -> plan.Work:
+    """Tried out where a machine of that kind is at hand; for GPUs elsewhere it is next to nothing. `ranks` share its cores, `close`
+    of them are on one host."""
     import torch
 
     from dragoman.parallel import trial
 
     if device != "cpu" and not torch.cuda.is_available():
-        return {}
-    return trial.work_seconds(torch.device("cpu" if device == "cpu" else "cuda"), ranks)
+        return plan.Work()
+    return trial.work(torch.device("cpu" if device == "cpu" else "cuda"), ranks, close)
 
 
 def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tokens: float, price: float) -> None:

@@ -14,11 +14,19 @@ from dragoman.errors import DragomanError
 BUCKET_BYTES = 25 * 2**20  # of gradients that DDP exchanges at once
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
-GLOO_TURNS = 1.2  # times longer: in gloo's gathers of large tensors one direction often waits for the other
-EVERY_BUCKET = ("ddp", "two_level")  # strategies that exchange gradients in buckets, beside the backward pass
+EVERY_PART = ("ddp", "two_level", "fsdp")  # strategies that exchange part after part of the gradients
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
 ALMOST = 1.05  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What exchanges take of a host beside their travel: seconds for every number that is summed up, as `trial` finds them."""
+
+    buckets: dict[str, float] = field(default_factory=dict)  # by wire: gradients of all ranks, as DDP exchanges them
+    agreements: dict[str, float] = field(default_factory=dict)  # by wire: weights of islands, with the outer step
+    inside: float = 0.0  # gradients of the ranks of one host
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,8 @@ class Setting:
     inner_steps: int = 20
     fragments: int = 4
     backward_share: float = 2 / 3
-    pack_seconds: dict[str, float] = field(default_factory=dict)  # by wire: of work for every number that is summed up
+    work: Work = Work()
     frozen: int = 0  # parameters that do not learn; FSDP gathers them all the same
-    tried_ranks: int = 2  # among which `pack_seconds` was tried out
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
 
     @property
@@ -93,24 +100,30 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
-    packing = setting.parameters * setting.pack_seconds.get(wire, 0.0) / rare
+    kinds = setting.work.agreements if strategy in RARELY else setting.work.buckets
+    work = setting.parameters * kinds.get(wire, 0.0) / rare
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
-    if strategy in EVERY_BUCKET:  # one is worked on while another travels, but for the first and the last
-        return max(travel, packing) + min(travel, packing) / parts + rounds
     if strategy == "fsdp" and setting.gloo:
-        travel *= GLOO_TURNS
-        packing *= sent_bytes(setting, strategy, wire) / sent_bytes(setting, "ddp", wire)  # gathers are work, too
-    return travel + rounds + packing
+        travel *= gloo_turns(members)
+        work *= sent_bytes(setting, strategy, wire) / sent_bytes(setting, "ddp", wire)  # gathers are work, too
+    if strategy in EVERY_PART:  # one is worked on while another travels, but for the first and the last
+        return max(travel, work) + min(travel, work) / parts + rounds
+    return travel + rounds + work
 
 
 def inside_seconds(setting: Setting, strategy: str) -> float:
     """Of one step: what the ranks of a host do among themselves before hosts exchange anything. Over gloo that is work for all of
     them; GPUs of a host hardly notice."""
-    members = setting.ranks_per_host
-    if not setting.gloo or setting.hosts == 1 or members == 1 or strategy in ("ddp", "fsdp"):
+    if not setting.gloo or 1 in (setting.hosts, setting.ranks_per_host) or strategy in ("ddp", "fsdp"):
         return 0.0
-    work = setting.parameters * setting.pack_seconds.get("fp32", 0.0) / ring(setting.tried_ranks)
-    return work * ring(members) * (2 * GLOO_TURNS if strategy == "hybrid" else 1)  # hybrid gathers twice, too
+    gathers = 2 * gloo_turns(setting.ranks_per_host) if strategy == "hybrid" else 1
+    return setting.parameters * setting.work.inside * gathers
+
+
+def gloo_turns(members: int) -> float:
+    """How much longer its gathers of large tensors take than their bytes: one direction often waits for the other. As measured by
+    bench/cluster.py: 1.31 between two hosts, 1.16 among four."""
+    return 1 + 0.62 / members
 
 
 def buckets(setting: Setting) -> int:

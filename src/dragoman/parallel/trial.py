@@ -1,16 +1,19 @@
-"""What an exchange costs a host beside its travel, tried out for a moment: on a CPU by steps of DDP that compute nothing, between
-processes of this machine, where gloo and the kernel work for every byte; on a GPU it is packing and unpacking alone."""
+"""What exchanges cost a host beside their travel, tried out for a moment: on a CPU by steps that compute nothing and by agreements of
+islands, between processes of this machine, where gloo and the kernel work for every byte; on a GPU it is packing and unpacking
+alone."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +27,9 @@ from dragoman.config.schema import Parallel
 from dragoman.cores import usable_cores
 from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
+from dragoman.parallel.local import Local
 from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.plan import Work, ring
 from dragoman.parallel.ranks import NURSERY, warm
 from dragoman.parallel.strategy import Strategy
 
@@ -39,18 +44,21 @@ UNCOUNTED = 2  # memory is new, and DDP orders its buckets anew
 PATIENCE_SECONDS = 120.0
 
 
-def work_seconds(device: torch.device, ranks: int) -> dict[str, float]:
-    """By wire, the work for one number that is summed up, where so many ranks share the cores of this machine."""
+def work(device: torch.device, ranks: int, close: int) -> Work:
+    """Where so many ranks share the cores of this machine, of which `close` ones are on one host."""
+    packing = packing_seconds(device)
     if device.type == "cuda":
-        return packing_seconds(device)
+        return Work(packing, packing)
     several = min(max(2, ranks), 2 * usable_cores())  # more of them only wait for each other
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-        found = exchange_seconds(several, Path(folder) / "store")
+        found = tried(several, math.gcd(several, close), Path(folder) / "store")
     if not found:
         log.warning(
             "processes of this host could not try out an exchange: its work is left out, and steps will take longer"
         )
-    return found or packing_seconds(device)
+        return Work(packing, packing)
+    fewer = ring(math.gcd(several, close))
+    return replace(found, inside=found.inside * ring(close) / fewer if fewer else 0.0)
 
 
 def packing_seconds(device: torch.device) -> dict[str, float]:
@@ -70,19 +78,19 @@ def packing_seconds(device: torch.device) -> dict[str, float]:
     return {"fp32": 0.0, "bf16": sixteen / NUMBERS, "int8": seconds_of(eight_bits, settle) / NUMBERS}
 
 
-def exchange_seconds(ranks: int, store: Path) -> dict[str, float]:
-    """Empty where processes cannot talk to each other here."""
+def tried(ranks: int, close: int, store: Path) -> Work | None:
+    """Nothing where processes cannot talk to each other here."""
     warm()
     heard, said = NURSERY.Pipe(duplex=False)
-    said_by = [(rank, ranks, str(store), said) for rank in range(ranks)]
+    said_by = [(rank, ranks, close, str(store), said) for rank in range(ranks)]
     processes = [NURSERY.Process(target=be_one, args=each, daemon=True) for each in said_by]
-    found: dict[str, float] = {}
+    found: Work | None = None
     try:
         for process in processes:
             process.start()
         said.close()
         with suppress(EOFError):
-            found = heard.recv() if heard.poll(PATIENCE_SECONDS) else {}
+            found = heard.recv() if heard.poll(PATIENCE_SECONDS) else None
     finally:
         for process in processes:
             if process.pid:
@@ -91,24 +99,37 @@ def exchange_seconds(ranks: int, store: Path) -> dict[str, float]:
     return found
 
 
-def be_one(rank: int, ranks: int, store: str, out: Connection) -> None:
+def be_one(rank: int, ranks: int, close: int, store: str, out: Connection) -> None:
     torch.set_num_threads(max(1, usable_cores() // ranks))
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     patience = timedelta(seconds=PATIENCE_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
-    mesh = Mesh(rank, ranks, 0, torch.device("cpu"), timeout=patience)  # each an island: all of them exchange
+    mesh = Mesh(rank, ranks, 0, torch.device("cpu"), timeout=patience)
     count = max(NUMBERS, min(MOST, OF_ALL_RANKS // ranks))
     alone = seconds_of(step_of(layers(count)), dist.barrier)
-    found = {}
-    kinds: Any = wire.NUMBER_BYTES
-    for kind in kinds:
-        wrapped = Strategy(Parallel(strategy="ddp", wire=kind), mesh).wrap(layers(count), compiled=False)
-        found[kind] = max(0.0, seconds_of(step_of(wrapped), dist.barrier) - alone) / count
-        del wrapped
+    islands = close if ranks > close else 1  # where all are on one host, as if each were one
+    wires: Any = tuple(wire.NUMBER_BYTES)
+
+    def beyond(strategy: Strategy) -> float:
+        found = seconds_of(step_of(strategy.wrap(layers(count), compiled=False)), dist.barrier) - alone
         gc.collect()  # models and hooks know each other: each would keep its memory
+        return max(0.0, found) / count
+
+    buckets = {kind: beyond(Strategy(Parallel(strategy="ddp", wire=kind), mesh)) for kind in wires}
+    agreements = {kind: agreement_seconds(kind, mesh, islands, count) for kind in wires}
+    inside = beyond(Local(Parallel(strategy="local", ranks_per_island=close), mesh)) if close > 1 else 0.0
     if rank == 0:
-        out.send(found)
+        out.send(Work(buckets, agreements, inside))
     time.sleep(PATIENCE_SECONDS)  # to be ended by whoever has heard it
+
+
+def agreement_seconds(kind: Any, mesh: Mesh, close: int, count: int) -> float:
+    """All of it: what is sent, summed up, the outer step, and weights put where they belong."""
+    strategy = Local(Parallel(strategy="local", wire=kind, inner_steps=1, ranks_per_island=close), mesh)
+    strategy.shard(layers(count))
+    found = seconds_of(lambda: strategy.after_step(1), dist.barrier) / count
+    gc.collect()
+    return found
 
 
 class Known(torch.autograd.Function):

@@ -5,7 +5,6 @@ resume or begin -> [ step -> record -> validate when due -> checkpoint when due 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -42,6 +41,7 @@ from dragoman.training import checkpoint, facts, fault, memory, optim, owner, re
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
 from dragoman.training.divergence import HISTORY, Judge
+from dragoman.training.garbage import Aside
 from dragoman.training.precision import arithmetic_of
 from dragoman.training.recorded import Recorded
 from dragoman.training.saving import Saver
@@ -83,13 +83,6 @@ def blocks(objective: nn.Module) -> list[nn.Module]:
     model = objective.model
     assert isinstance(model, Transformer)
     return [*model.encoder, *model.decoder]
-
-
-def set_aside() -> None:
-    """What lives now, lives as long as the run: Python need not look at it again whenever it looks for garbage. A compiled model
-    is a million objects; looking at all of them made the GPU wait for a third of a second, every hundred steps."""
-    gc.collect()
-    gc.freeze()
 
 
 class Trainer:
@@ -150,7 +143,7 @@ class Trainer:
         self.disk_full = self.stopped = False
         self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.host_of: dict[int, str] = {}  # by rank
-        self.lookout = Lookout()
+        self.lookout, self.aside = Lookout(), Aside()
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
 
     def fresh_objective(self) -> SequenceLoss:
@@ -254,7 +247,7 @@ class Trainer:
                     reason = self.take_steps(stream, wrapped)
             return reason
         finally:
-            gc.unfreeze()
+            self.aside.take_back()
 
     def coming_steps(self) -> Iterator[Step]:
         """From where training is."""
@@ -322,8 +315,8 @@ class Trainer:
                 reason = self.within_memory(wrapped, self.look_back, window.close(), rate, stopping)
                 if reason:
                     return reason
-                if self.mesh.device.type == "cuda" and not gc.get_freeze_count():
-                    set_aside()
+                if self.mesh.device.type == "cuda":
+                    self.aside.put()
                 window = self.new_window()
         return "max_steps"
 
