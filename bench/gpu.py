@@ -55,9 +55,9 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "big": (
         720,
         script(
-            "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "--data", DATA, "--tokens", "65536",
-            "--own-tokens", "131072", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches",
-            "30",
+            "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "train.tile_width=64",
+            "train.wide_tile_width=128", "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "262144", "--peers",
+            "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "26", "--batches", "60",
         ),
     ),
     "fp8": (
