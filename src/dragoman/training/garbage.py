@@ -8,7 +8,7 @@ import gc
 
 
 class Aside:
-    """Whether it is done cannot be asked of Python: since 3.12 it sets objects aside that never die, all by itself."""
+    """Whether it is done cannot be asked of Python: 3.12 sets objects aside that never die, all by itself."""
 
     def __init__(self) -> None:
         self.done = False
