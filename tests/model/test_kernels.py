@@ -109,3 +109,15 @@ def compiles(name, numbers, own_types, architecture):
     constants = {(kernel.arg_names.index(argument),): value for argument, value in numbers.items()}
     made = compiled(ASTSource(kernel, types, constants), target=GPUTarget("cuda", architecture, 32))
     assert made.asm["cubin"]
+
+
+def test_long_sums_in_eight_bits_are_exact(monkeypatch):
+    """Over the vocabulary or all slots: the quick way would lose the many small gradients of logits beside the large one."""
+    from dragoman.model import eight_bits
+
+    quick = []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda left, right, **how: quick.append(how["use_fast_accum"]))
+    for terms in (4096, 32_768):
+        numbers = torch.zeros(16, terms, dtype=torch.float8_e4m3fn)
+        eight_bits.product(numbers, 1.0, numbers, 1.0, None, torch.bfloat16)
+    assert quick == [True, False]
