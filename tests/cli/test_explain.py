@@ -45,7 +45,7 @@ def test_the_wire_by_strategy():
     planned = {"ddp, int8", "two_level, bf16", "fsdp", "hybrid", "local, int8", "streaming, bf16"}
     assert planned <= set(re.findall(r"^(\w+(?:, \w+)?)  ", text, flags=re.M)), "every strategy that there is"
     steps = told("network", "transformer-base", "--gpus-per-node", "2", "--step-seconds", "0.5")
-    assert re.search(r"^ddp +[\d.]+ s +3.27 s +0.5\d\d s", steps[steps.index("of computing") :], flags=re.M)
+    assert re.search(r"^ddp +[\d.]+ s +3.28 s +0.5\d\d s", steps[steps.index("of computing") :], flags=re.M)
     assert "nothing crosses the network" in told("network", "transformer-base", "--nodes", "1")
 
 

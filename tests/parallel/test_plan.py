@@ -97,7 +97,8 @@ def test_only_the_last_micro_batch_hides_an_exchange():
     ("rate", "latency", "chosen"),
     [
         ("100gbit", 0.0, "ddp"),
-        ("10gbit", 0.0, "ddp, bf16"),
+        ("10gbit", 0.0, "two_level"),
+        ("8gbit", 0.0, "ddp, bf16"),
         ("1gbit", 0.0, "streaming, bf16"),
         ("20mbit", 0.0, "streaming, int8"),
     ],

@@ -16,7 +16,7 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
 EVERY_PART = ("ddp", "two_level", "fsdp")  # strategies that exchange part after part of the gradients
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
-ALMOST = 1.05  # a strategy that makes the same updates is taken when no other is faster by more
+ALMOST = 1.1  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
 
@@ -100,8 +100,7 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
-    kinds = setting.work.agreements if strategy in RARELY else setting.work.buckets
-    work = setting.parameters * kinds.get(wire, 0.0) / rare
+    work = work_seconds(setting, strategy, wire)
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
     if strategy == "fsdp" and setting.gloo:
         travel *= gloo_turns(members)
@@ -109,6 +108,13 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     if strategy in EVERY_PART:  # one is worked on while another travels, but for the first and the last
         return max(travel, work) + min(travel, work) / parts + rounds
     return travel + rounds + work
+
+
+def work_seconds(setting: Setting, strategy: str, wire: str) -> float:
+    """Of one step: what the exchange between hosts takes of a host beside its travel."""
+    if strategy in RARELY:
+        return setting.parameters * setting.work.agreements.get(wire, 0.0) / setting.inner_steps
+    return setting.parameters * setting.work.buckets.get(wire, 0.0)
 
 
 def inside_seconds(setting: Setting, strategy: str) -> float:
@@ -126,8 +132,8 @@ def gloo_turns(members: int) -> float:
     return 1 + 0.62 / members
 
 
-def buckets(setting: Setting) -> int:
-    return 1 + -(-4 * setting.parameters // BUCKET_BYTES)  # the first one is small
+def buckets(setting: Setting) -> float:
+    return max(1.0, 4 * setting.parameters / BUCKET_BYTES)
 
 
 def exposed(setting: Setting, strategy: str, seconds: float) -> float:
@@ -152,6 +158,8 @@ def window(setting: Setting) -> float:
 def forecast(setting: Setting, strategy: str, wire: str = "fp32") -> Forecast:
     seconds, inside = exchange_seconds(setting, strategy, wire), inside_seconds(setting, strategy)
     if strategy in RARELY:  # gradients inside a host at every step, weights between hosts now and then
+        if strategy == "streaming" and inside:  # beside each other, on the same cores
+            inside += work_seconds(setting, strategy, wire)
         waiting = exposed(setting, strategy, seconds) + exposed_in_buckets(setting, inside)
     else:
         seconds += inside
