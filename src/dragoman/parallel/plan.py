@@ -15,6 +15,7 @@ BUCKET_BYTES = 25 * 2**20  # of gradients that DDP exchanges at once
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
 EVERY_PART = ("ddp", "two_level", "fsdp")  # strategies that exchange part after part of the gradients
+SHARDING = 4  # times the work of a sum: FSDP gathers twice, gloo sums up before it scatters; all is copied in and out
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
 ALMOST = 1.1  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -122,8 +123,7 @@ def inside_seconds(setting: Setting, strategy: str) -> float:
     them; GPUs of a host hardly notice."""
     if not setting.gloo or 1 in (setting.hosts, setting.ranks_per_host) or strategy in ("ddp", "fsdp"):
         return 0.0
-    gathers = 2 * gloo_turns(setting.ranks_per_host) if strategy == "hybrid" else 1
-    return setting.parameters * setting.work.inside * gathers
+    return setting.parameters * setting.work.inside * (SHARDING if strategy == "hybrid" else 1)
 
 
 def gloo_turns(members: int) -> float:
