@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -145,6 +146,7 @@ def work(device: str, ranks: int, close: int) -> plan.Work:
 
     if device != "cpu" and not torch.cuda.is_available():
         return plan.Work()
+    print("trying out for some seconds what exchanges take on this machine", file=sys.stderr, flush=True)
     return trial.work(torch.device("cpu" if device == "cpu" else "cuda"), ranks, close)
 
 
