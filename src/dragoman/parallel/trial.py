@@ -46,19 +46,23 @@ PATIENCE_SECONDS = 120.0
 
 def work(device: torch.device, ranks: int, close: int) -> Work:
     """Where so many ranks share the cores of this machine, of which `close` ones are on one host."""
-    packing = packing_seconds(device)
     if device.type == "cuda":
-        return Work(packing, packing)
+        return packing_alone(device)
     several = min(max(2, ranks), 2 * usable_cores())  # more of them only wait for each other
+    fewer = math.gcd(several, close)
     with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-        found = tried(several, math.gcd(several, close), Path(folder) / "store")
+        found = tried(several, fewer, Path(folder) / "store")
     if not found:
         log.warning(
             "processes of this host could not try out an exchange: its work is left out, and steps will take longer"
         )
-        return Work(packing, packing)
-    fewer = ring(math.gcd(several, close))
-    return replace(found, inside=found.inside * ring(close) / fewer if fewer else 0.0)
+        return packing_alone(device)
+    return replace(found, inside=found.inside * ring(close) / ring(fewer)) if fewer > 1 else found
+
+
+def packing_alone(device: torch.device) -> Work:
+    packing = packing_seconds(device)
+    return Work(packing, packing)
 
 
 def packing_seconds(device: torch.device) -> dict[str, float]:
