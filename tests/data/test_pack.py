@@ -90,11 +90,12 @@ def test_the_stream_is_the_one_that_older_checkpoints_point_into():
 
 
 def test_wide_steps_are_those_that_older_checkpoints_count():
+    """As above: raise WIDE_PACKER then."""
     number = np.arange(4_000)
     source, target = 1 + number * number * 7 % 61, 1 + number * 11 // 3 % 3
     wide = LongPairs(source, target, Packing(32, 2_000, 3, 64), 16)
     digest = sha256(repr(list(islice(wide.steps_from(3), 300))).encode()).hexdigest()
-    assert digest.startswith("7e7947d088534dbf")
+    assert digest.startswith("598d3f60dd254a51")
 
 
 long_sides = st.lists(st.integers(WIDTH + 1, 2 * WIDTH), min_size=1, max_size=25)
@@ -126,10 +127,29 @@ def test_long_pairs_of_a_part_of_a_corpus_are_others_in_every_epoch(corpora, tim
     assert (seen[:, :first].sum(axis=0) > 0).all() == bool(times)
 
 
+@given(st.integers(0, 5), st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_short_pairs_keep_long_ones_company_until_their_rows_are_full(seed, corpora):
+    random = np.random.default_rng(seed)
+    source = np.exp(random.normal(3.0, 0.6, 30_000)).clip(4, 100).astype(int)
+    target = (source * np.exp(random.normal(0.03, 0.15, 30_000))).clip(4, 100).astype(int)
+    ends = np.linspace(0, 30_000, corpora + 1).astype(int).tolist()
+    mixture = tuple(Corpus(end) for end in ends[1:])
+    wide = LongPairs(source, target, Packing(64, 2_000, seed, 128), 16, mixture)
+    fill = target[wide.pairs].sum() / (128 * len(wide.rows))
+    alone = len(best_fit(*(side[np.maximum(source, target) > 64] for side in (source, target)), 128))
+    assert fill > 0.97
+    assert len(wide.rows) < 1.05 * alone, "they take what is free, no rows of their own"
+    own = np.digitize([row[0] for row in wide.rows], ends)
+    assert all((np.digitize(row, ends) == number).all() for row, number in zip(wide.rows, own, strict=True))
+    company = [pair for pair in wide.pairs if max(source[pair], target[pair]) <= 64]
+    assert abs(target[company].mean() / target[np.maximum(source, target) <= 64].mean() - 1) < 0.2, "drawn, not chosen"
+
+
 def test_settings_name_wide_rows_only_where_there_are_some():
     narrow = {"width": 32, "window_pairs": 100, "seed": 3, "packer": 3}
     assert Packing(32, 100, 3).settings() == narrow
-    assert Packing(32, 100, 3, 64).settings() == narrow | {"wide_width": 64}
+    assert Packing(32, 100, 3, 64).settings() == narrow | {"wide_width": 64, "packer": 4}
 
 
 def test_wide_steps_of_an_epoch_are_equally_large_and_spread_evenly():
@@ -137,8 +157,9 @@ def test_wide_steps_of_an_epoch_are_equally_large_and_spread_evenly():
     target = np.where(random.random(20_000) < 0.1, random.integers(129, 400, 20_000), random.integers(5, 80, 20_000))
     packing = Packing(128, 3_000, 1, 512)
     long_pairs = LongPairs(target, target, packing, 32)
-    wide = [sum(map(len, rows)) for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch)]
-    assert sum(wide) == (target > 128).sum()
+    wide = [pair for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch) for row in rows for pair in row]
+    assert sorted(wide) == long_pairs.pairs.tolist()
+    assert set(np.flatnonzero(target > 128)) < set(wide)
     counts = [len(rows) for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch)]
     assert max(counts) <= 32
     assert max(counts) - min(counts) <= 1

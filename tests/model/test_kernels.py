@@ -39,7 +39,7 @@ SEARCH = {"SCALE": 0.125, "HEADS": 8, "HYPOTHESES": 4, "QUERIES": 16, "DIM": 64,
 LOGITS = {"FIRST": 0, "SECOND": 2, "WIDTH": 32_000, "CHUNK": 128}
 NUMBERS = {
     "add_norm_forward": NORM | {"ROWS": 4, "SMALL": 0.0},
-    "add_norm_backward": NORM | {"TURNS": 3},
+    "add_norm_backward": NORM | {"ROWS": 2, "TURNS": 3, "STAGES": 3},
     "attention_forward": ATTENTION,
     "attention_backward": ATTENTION,
     "search_self": SEARCH,

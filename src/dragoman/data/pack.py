@@ -9,7 +9,8 @@ A window is packed by itself, so a position in the stream is a few small numbers
 one window: no batch is skipped over, however far a run has come. The stream does not depend on the number of ranks.
 
 Pairs that do not fit such a row are kept out of the stream. They are packed into wider rows, which fill steps of their
-own, spread over the epoch: two shapes in all. All of them are looked for and packed at every start, which takes time in
+own, spread over the epoch: two shapes in all. Two long pairs seldom fit one row, so short ones, drawn once by chance, keep them
+company and are kept out of the stream as well. All of them are looked for and packed at every start, which takes time in
 proportion to all pairs and to the long ones.
 """
 
@@ -22,13 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.data.order import AllBut, Corpus, Ints, Mixture, Order
+from dragoman.data.order import AllBut, Corpus, Ints, Mixture, Order, shuffled
 
 Row = list[int]  # indices of the pairs in one row
 Lengths = Any  # of all pairs: an array, or something that looks up those of the pairs that it is asked for
 
 PACKER = 3  # raised whenever the same settings give another stream: a position in the old one means other rows
+WIDE_PACKER = 4  # the same, where there are wide rows
 SCANNED = 1 << 18  # pairs whose lengths are looked at together
+SHORTEST = 4  # subwords that pairs have on average at least: so many are drawn to fill what is free
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
 
 
@@ -52,7 +55,8 @@ class Packing:
     wide_width: int = 0  # of the rows for pairs that do not fit `width`; 0: there are none
 
     def settings(self) -> dict[str, int]:
-        return {key: value for key, value in asdict(self).items() if key != "wide_width" or value} | {"packer": PACKER}
+        named = {key: value for key, value in asdict(self).items() if key != "wide_width" or value}
+        return named | {"packer": WIDE_PACKER if self.wide_width else PACKER}
 
     def long_pairs(self, source_lengths: Lengths, target_lengths: Lengths) -> Ints:
         """Those that need a wide row, rising."""
@@ -130,13 +134,13 @@ def rows_from(
     mixture: Mixture = (),
     long_pairs: Ints | None = None,
 ) -> Iterator[tuple[Row, Position]]:
-    """The endless stream of rows from `position` on, each with the position behind it. Who knows the long pairs already need
-    not have them looked for again.
+    """The endless stream of rows from `position` on, each with the position behind it. Who knows the long pairs and their company
+    already need not have them looked for again.
 
-    Every epoch has every pair that is not long once, or as often as the mixture says, in an order of its own that follows
+    Every epoch has every other pair once, or as often as the mixture says, in an order of its own that follows
     from (seed, stage, epoch)."""
     if long_pairs is None:
-        long_pairs = packing.long_pairs(source_lengths, target_lengths)
+        long_pairs = LongPairs(source_lengths, target_lengths, packing, 1, mixture).pairs
     order = Order(AllBut(len(source_lengths), long_pairs), mixture, packing.seed, position.stage)
     windows = -(-len(order) // packing.window_pairs)
     here, skip = position._replace(wide=0), position.row
@@ -161,7 +165,7 @@ def next_window(here: Position, windows: int) -> Position:
 
 
 class LongPairs:
-    """The pairs that need wide rows, cut into steps, and when these are due.
+    """The pairs that need wide rows, and others that fill these up, cut into steps, and when these are due.
 
     They are packed once, each corpus by itself, and an epoch has as many rows of a corpus as the mixture says, at least one,
     drawn anew every time: so every epoch has the same number of steps, and in the long run every pair its turn."""
@@ -176,17 +180,22 @@ class LongPairs:
         stage: int = 0,
     ):
         self.packing, self.stage = packing, stage
-        self.pairs = packing.long_pairs(source_lengths, target_lengths)
+        self.lengths = source_lengths, target_lengths
+        corpora = mixture or (Corpus(len(source_lengths)),)
+        long = packing.long_pairs(*self.lengths)
+        shorts, company = AllBut(len(source_lengths), long), [long]
         self.rows: list[Row] = []
         shares: list[Corpus] = []
-        corpora = mixture or (Corpus(len(source_lengths)),)
-        cuts = np.searchsorted(self.pairs, [0, *(corpus.end for corpus in corpora)])
-        for corpus, (start, stop) in zip(corpora, pairwise(cuts.tolist()), strict=True):
-            pairs = self.pairs[start:stop]
-            rows = best_fit(source_lengths[pairs], target_lengths[pairs], packing.wide_width)
+        for start, corpus in zip((0, *(each.end for each in corpora)), corpora, strict=False):
+            first, behind = np.searchsorted(long, (start, corpus.end)).tolist()
+            others = self.companions(long[first:behind], shorts, shorts.below(start), shorts.below(corpus.end))
+            pairs = np.concatenate([long[first:behind], others])
+            rows = self.packed(pairs)
+            company.append(others)
             self.rows += [pairs[row].tolist() for row in rows]
             least = 1 / len(rows) if rows and corpus.times else 0.0
             shares.append(Corpus(len(self.rows), max(corpus.times, least)))
+        self.pairs = np.sort(np.concatenate(company))
         nothing = np.zeros(0, np.int64)
         self.order = Order(AllBut(len(self.rows), nothing), tuple(shares), packing.seed, stage)
         self.steps_per_epoch = -(-len(self.order) // rows_per_step)
@@ -196,6 +205,20 @@ class LongPairs:
         tokens = [int(side.sum()) - int(side[self.pairs].sum()) for side in (source_lengths, target_lengths)]
         # About: packing them all would take too long.
         self.narrow_rows = max(1, int(share * max(tokens)) // packing.width)
+
+    def packed(self, pairs: Ints) -> list[Row]:
+        source_lengths, target_lengths = self.lengths
+        return best_fit(source_lengths[pairs], target_lengths[pairs], self.packing.wide_width)
+
+    def companions(self, long: Ints, shorts: AllBut, start: int, end: int) -> Ints:
+        """Short pairs of the same corpus, number `start` to `end` among all short ones, for the slots that long pairs leave free. They
+        are drawn by chance, so that steps have short pairs of all lengths, and the same at every start."""
+        slots = len(self.packed(long)) * self.packing.wide_width
+        free = [slots - int(side[long].sum()) for side in self.lengths]
+        places = np.arange(min(end - start, min(free) // SHORTEST))
+        found = shorts[start + shuffled(places, end - start, self.packing.seed)]
+        fitting = (np.searchsorted(np.cumsum(side[found]), most) for side, most in zip(self.lengths, free, strict=True))
+        return found[: min(map(int, fitting))]
 
     def due(self, position: Position) -> int:
         """How many wide steps there should have been before `position`, so that they are spread over the epoch."""

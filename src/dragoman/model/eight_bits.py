@@ -313,10 +313,11 @@ def attention_backward(
         torch.empty(each.shape, dtype=GRADIENT, device=each.device) for each in (query, key_value)
     )
     rows, slots, _ = query.shape
+    capped = {"maxnreg": 128} if slots == 64 and not dropout else {}  # of registers: four programs a processor, not three
     kernels.attention_backward[(rows * heads,)](
         query, query if other is None else other, query_segment, key_segment, seed, normalizer, of_attended, of_query,
         of_key_value, inverse, **numbers_of(query, other, heads, causal, dropout), SMALL=True,
-        num_warps=backward_warps(slots, dropout),
+        num_warps=backward_warps(slots, dropout), **capped,
     )  # fmt: skip
     of_x, of_into = unprojected(of_query, inverse, small, into_turned, gradient.dtype)
     if memory_small is None:

@@ -76,14 +76,16 @@ def add_norm_backward(
     """Gradients of x, of the update (without dropout the same: then nothing), and partial sums for [weight, bias]."""
     width = total.shape[-1]
     rows, block = total.numel() // width, triton.next_power_of_2(width)
-    programs = min(rows, 16 * processors(total.device))
+    tile = 2 if block <= 1024 else 1
+    programs = min(triton.cdiv(rows, tile), 16 * processors(total.device))
     x_gradient = torch.empty_like(total)
     update_gradient = torch.empty_like(total) if dropout else total.new_empty(1)
     partial = torch.empty(programs, 2, width, dtype=torch.float32, device=total.device)
     launch(kernels.add_norm_backward)[(programs,)](
         total, weight, seed, sum_gradient.contiguous(), normed_gradient.contiguous(),
         x_gradient, update_gradient, partial, rows, *threshold_and_gain(dropout), epsilon,
-        WIDTH=width, BLOCK=block, TURNS=triton.cdiv(rows, programs), DROPOUT=dropout > 0, num_warps=max(1, block // 512),
+        WIDTH=width, BLOCK=block, ROWS=tile, TURNS=triton.cdiv(rows, programs * tile), STAGES=3 if block <= 4096 else 1,
+        DROPOUT=dropout > 0, num_warps=max(1, block // 512),
     )  # fmt: skip
     return x_gradient, update_gradient, partial
 
@@ -346,7 +348,7 @@ def loss_sums(logits_PV: Tensor, labels_P: Tensor, gradient_PV: Tensor, smoothin
     block = min(4096, triton.next_power_of_2(width))
     kernels.loss[(slots,)](
         logits_PV, labels_P, sums[0], sums[1], gradient_PV, SMOOTHING=smoothing, GAIN=gain, WIDTH=width, BLOCK=block,
-        SMALL=gradient_PV.itemsize == 1, num_warps=4,
+        SMALL=gradient_PV.itemsize == 1, num_warps=8,
     )  # fmt: skip
     return sums.sum(1)
 

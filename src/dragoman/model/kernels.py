@@ -84,36 +84,38 @@ def add_norm_backward(
     sum_ptr, weight_ptr, seed_ptr, sum_gradient_ptr, normed_gradient_ptr,
     x_gradient_ptr, update_gradient_ptr, partial_ptr,
     rows, THRESHOLD: tl.constexpr, GAIN: tl.constexpr, EPSILON: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr, DROPOUT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A small program (a warp for 512 columns) walks over many rows and sums up the gradients of weight and bias itself."""
+    """A small program (a warp for 512 columns) walks over many rows, a few at a time, and sums up the gradients of weight and bias
+    itself. STAGES: rows that come next are on their way meanwhile."""
     column = tl.arange(0, BLOCK)
-    wide = column < WIDTH
-    weight = tl.load(weight_ptr + column, mask=wide, other=0.0)
+    wide = (column < WIDTH)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)[None, :]
     weight_gradient = tl.zeros([BLOCK], tl.float32)
     bias_gradient = tl.zeros([BLOCK], tl.float32)
-    for turn in range(TURNS):
-        row = turn * tl.num_programs(0) + tl.program_id(0)
-        inside = wide & (row < rows)
-        at = row * WIDTH + column
+    for turn in tl.range(TURNS, num_stages=STAGES):
+        row = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+        inside = wide & (row < rows)[:, None]
+        at = row[:, None] * WIDTH + column[None, :]
         gradient = tl.load(normed_gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
         from_sum = tl.load(sum_gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        centred = tl.where(wide, x - tl.sum(x, axis=0) / WIDTH, 0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / WIDTH + EPSILON)
+        centred = tl.where(wide, x - (tl.sum(x, axis=1) / WIDTH)[:, None], 0.0)
+        scale = (1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + EPSILON))[:, None]
         normed = centred * scale
-        weight_gradient += gradient * normed
-        bias_gradient += gradient
+        weight_gradient += tl.sum(gradient * normed, axis=0)
+        bias_gradient += tl.sum(gradient, axis=0)
         gradient = gradient * weight
-        along = tl.sum(gradient * normed, axis=0) / WIDTH
-        gradient = (gradient - normed * along - tl.sum(gradient, axis=0) / WIDTH) * scale + from_sum
+        along = (tl.sum(gradient * normed, axis=1) / WIDTH)[:, None]
+        gradient = (gradient - normed * along - (tl.sum(gradient, axis=1) / WIDTH)[:, None]) * scale + from_sum
         tl.store(x_gradient_ptr + at, gradient, mask=inside)
         if DROPOUT:
             gradient = tl.where(kept(at, tl.load(seed_ptr), THRESHOLD), gradient * GAIN, 0.0)
             tl.store(update_gradient_ptr + at, gradient, mask=inside)
     partial_ptr += tl.program_id(0) * (2 * WIDTH)
-    tl.store(partial_ptr + column, weight_gradient, mask=wide)
-    tl.store(partial_ptr + WIDTH + column, bias_gradient, mask=wide)
+    tl.store(partial_ptr + column, weight_gradient, mask=column < WIDTH)
+    tl.store(partial_ptr + WIDTH + column, bias_gradient, mask=column < WIDTH)
 
 
 # --- attention over one row of slots ---
@@ -536,8 +538,9 @@ def loss(
     logits_ptr, labels_ptr, losses_ptr, likelihoods_ptr, small_ptr,
     SMOOTHING: tl.constexpr, GAIN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
-    """One slot a program: its logits are read twice, the second time from the cache, and overwritten by their gradient
-    times GAIN; SMALL: that goes elsewhere, in 8 bits. Logarithms are to base 2."""
+    """One slot a program: its logits are read three times, twice of these from the cache, and overwritten by their gradient
+    times GAIN; SMALL: that goes elsewhere, in 8 bits. Logarithms are to base 2. The largest logit is looked for first: scaling
+    sums anew whenever a larger one comes has all threads wait for each other at every block."""
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * WIDTH
     small_ptr += row.to(tl.int64) * WIDTH
@@ -545,16 +548,19 @@ def loss(
     real = label != IGNORED
     wanted = tl.load(logits_ptr + tl.maximum(label, 0)).to(tl.float32) * LOG2E
     column = tl.arange(0, BLOCK)
-    highest = FAR
-    shares = tl.zeros([BLOCK], tl.float32)
+    largest = tl.full([BLOCK], FAR, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
         inside = start + column < WIDTH
         logits = tl.load(logits_ptr + start + column, mask=inside, other=FAR).to(tl.float32) * LOG2E
-        higher = tl.maximum(highest, tl.max(logits, axis=0))
-        shares = shares * tl.exp2(highest - higher) + tl.exp2(logits - higher)
+        largest = tl.maximum(largest, logits)
         total += tl.where(inside, logits, 0.0)
-        highest = higher
+    highest = tl.max(largest, axis=0)
+    shares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        inside = start + column < WIDTH
+        logits = tl.load(logits_ptr + start + column, mask=inside, other=FAR).to(tl.float32) * LOG2E
+        shares += tl.exp2(logits - highest)
     normalizer = highest + tl.log2(tl.sum(shares, axis=0))
     nll = (normalizer - wanted) / LOG2E
     spread = (normalizer - tl.sum(total, axis=0) / WIDTH) / LOG2E

@@ -297,6 +297,8 @@ class Trainer:
             self.data_check.result()
             if self.watchdog.where == START:
                 self.event("first_step", seconds=round(time.time() - self.started, 3))
+                if self.mesh.device.type == "cuda":
+                    self.aside.put()
             self.watchdog.beat()
             self.note_step()
             if self.fault:
@@ -315,8 +317,6 @@ class Trainer:
                 reason = self.within_memory(wrapped, self.look_back, window.close(), rate, stopping)
                 if reason:
                     return reason
-                if self.mesh.device.type == "cuda":
-                    self.aside.put()
                 window = self.new_window()
         return "max_steps"
 
