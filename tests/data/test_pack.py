@@ -157,7 +157,9 @@ def test_wide_steps_of_an_epoch_are_equally_large_and_spread_evenly():
     target = np.where(random.random(20_000) < 0.1, random.integers(129, 400, 20_000), random.integers(5, 80, 20_000))
     packing = Packing(128, 3_000, 1, 512)
     long_pairs = LongPairs(target, target, packing, 32)
-    wide = [pair for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch) for row in rows for pair in row]
+    wide = [
+        pair for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch) for row in rows for pair in row
+    ]
     assert sorted(wide) == long_pairs.pairs.tolist()
     assert set(np.flatnonzero(target > 128)) < set(wide)
     counts = [len(rows) for rows in islice(long_pairs.steps_from(0), long_pairs.steps_per_epoch)]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np

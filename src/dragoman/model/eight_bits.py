@@ -313,7 +313,9 @@ def attention_backward(
         torch.empty(each.shape, dtype=GRADIENT, device=each.device) for each in (query, key_value)
     )
     rows, slots, _ = query.shape
-    capped = {"maxnreg": 128} if slots == 64 and not dropout else {}  # of registers: four programs a processor, not three
+    capped = (
+        {"maxnreg": 128} if slots == 64 and not dropout else {}
+    )  # of registers: four programs a processor, not three
     kernels.attention_backward[(rows * heads,)](
         query, query if other is None else other, query_segment, key_segment, seed, normalizer, of_attended, of_query,
         of_key_value, inverse, **numbers_of(query, other, heads, causal, dropout), SMALL=True,
