@@ -55,7 +55,7 @@ from dragoman.parallel.strategy import Strategy
 LAYERS = 10
 PORT = 29400
 RATES = {"": "unlimited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
-LONG = 40  # inner steps for the slowest networks
+LONG, MANY = 32, 8  # inner steps for the slowest networks, and fragments: the more, the shorter each is on its way
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Cell:
     strategy: str
     wire: str = "fp32"
     inner_steps: int = 20
+    fragments: int = 4
 
     @property
     def name(self) -> str:
@@ -74,7 +75,7 @@ class Cell:
     def section(self) -> Parallel:
         strategy: Any = "ddp" if self.strategy == "none" else self.strategy
         wire: Any = self.wire
-        return Parallel(strategy=strategy, wire=wire, inner_steps=self.inner_steps)
+        return Parallel(strategy=strategy, wire=wire, inner_steps=self.inner_steps, fragments=self.fragments)
 
 
 ALONE = Cell("none")
@@ -86,8 +87,9 @@ ONE_EACH = [
     Cell("local", "bf16"),
     Cell("local", "int8"),
     Cell("streaming", "bf16"),
+    Cell("streaming", "bf16", LONG, MANY),
     Cell("streaming", "int8"),
-    Cell("streaming", "int8", LONG),
+    Cell("streaming", "int8", LONG, MANY),
 ]
 TWO_EACH = [
     Cell("ddp"),
@@ -95,7 +97,7 @@ TWO_EACH = [
     Cell("two_level", "int8"),
     Cell("hybrid"),
     Cell("local", "int8"),
-    Cell("streaming", "int8", LONG),
+    Cell("streaming", "int8", LONG, MANY),
 ]
 
 
@@ -271,6 +273,7 @@ def speeds(
                     (before + after) / 2,
                     plan.parse_rate(rate or "1tbit"),
                     inner_steps=cell.inner_steps,
+                    fragments=cell.fragments,
                     work=work,
                     gloo=True,
                 )
@@ -320,8 +323,9 @@ def tell(found: dict[str, Any]) -> None:
 
 QUALITY = [
     Cell("ddp"),
+    Cell("streaming", "int8", LONG, MANY),
+    Cell("streaming", "bf16", LONG, MANY),
     Cell("streaming", "int8"),
-    Cell("streaming", "int8", LONG),
     Cell("ddp", "bf16"),
     Cell("ddp", "int8"),
     Cell("local", "int8"),
@@ -352,7 +356,8 @@ class Task:
         section = cell.section()
         keys = [f"parallel.{name}={value}" for name, value in section.model_dump().items()]
         config = load_config(
-            self.run_file, [*SMALLER, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides]
+            self.run_file,
+            [*SMALLER, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides],
         )
         path = self.folder / "one.toml"
         path.write_text(to_toml(config), encoding="utf-8")
@@ -392,7 +397,7 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder, Lab(options.hosts, Path(folder)) as lab:
         task = Task(lab, Path(folder), options.steps)
-        cells = [each for each in QUALITY if each.name in ("ddp", *options.strategies)]
+        cells = [each for each in QUALITY if each.name in options.strategies]
         for cell in cells:
             curves = task.curves(cell, options.seeds)
             final = [curve["bleu"][-1][1] for curve in curves]
@@ -446,7 +451,8 @@ def main() -> None:
     rows = []
     for layout in options.layouts if options.only != "quality" else ():
         hosts, each = map(int, layout.split("x"))
-        rows += speeds(hosts, each, ONE_EACH if each == 1 else TWO_EACH, list(RATES), options)
+        cells = [cell for cell in (ONE_EACH if each == 1 else TWO_EACH) if cell.name in options.strategies]
+        rows += speeds(hosts, each, cells, list(RATES), options)
     scores = [] if options.only == "speed" else quality(options)
     by_name = {score["strategy"]: score["bleu_mean"] for score in scores}
     for each_row in rows:
@@ -494,8 +500,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--hosts", type=int, default=2, help="of quality")
-    names = [cell.name for cell in QUALITY]
-    parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="of quality, beside ddp")
+    names = list(dict.fromkeys(cell.name for cell in [*ONE_EACH, *TWO_EACH, *QUALITY]))
+    parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="some of them")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -21,6 +21,7 @@ DATA = "data/english-german"
 TEXT = "corpora/english-german/newstest2013"
 RUN = "runs/english-german-fp8"
 RESIDUAL = ["model.attention_dropout=0.0", "model.relu_dropout=0.0"]
+NARROW = ["train.tile_width=64", "train.wide_tile_width=128"]
 OWN = [sys.executable, "-m", "dragoman"]
 
 
@@ -55,8 +56,8 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "big": (
         720,
         script(
-            "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, "train.tile_width=64",
-            "train.wide_tile_width=128", "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "262144", "--peers",
+            "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, *NARROW,
+            "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "262144", "--peers",
             "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "26", "--batches", "60",
         ),
     ),
@@ -70,6 +71,10 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     ),
     "all dropouts": (
         180, [*OWN, "bench", "train", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=131072"]
+    ),
+    "big, all dropouts": (
+        180,
+        [*OWN, "bench", "train", "transformer-big", f"data.folder={DATA}", "train.precision=fp8", *NARROW, "train.batch_tokens=262144"],
     ),
     "wrappers": (
         180,
@@ -108,7 +113,7 @@ def main() -> None:
     for name in options.only:
         limit, command = COMMANDS[name]
         start = time.perf_counter()
-        found[name] = last_line(command, limit, out / f"{name.replace(' ', '-')}.txt")
+        found[name] = last_line(command, limit, out / f"{name.replace(', ', '-').replace(' ', '-')}.txt")
         print(f"{name} ({time.perf_counter() - start:.0f} s): {found[name]}", flush=True)
     print(json.dumps({"bench": "gpu", "said": found}))
 

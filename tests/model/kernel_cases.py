@@ -61,10 +61,12 @@ def segments(rows: int, slots: int, *, pairs: int) -> Tensor:
 def case_add_norm(dtype):
     add_norm_of_width(48, dtype)
     add_norm_of_width(512, dtype)
+    add_norm_of_width(1100, dtype)
+    add_norm_of_width(64, dtype, rows=32 * fused.processors(torch.device(DEVICE)) + 5)  # programs take a second turn
 
 
-def add_norm_of_width(width, dtype):
-    inputs = [random(6, 5, width, dtype=dtype), random(6, 5, width, dtype=dtype), random(width), random(width)]
+def add_norm_of_width(width, dtype, rows=6):
+    inputs = [random(rows, 5, width, dtype=dtype), random(rows, 5, width, dtype=dtype), random(width), random(width)]
     ours = outputs_and_gradients(lambda: fused.add_norm(*inputs, 1e-5, 0.0), inputs)
     theirs = outputs_and_gradients(lambda: plain.add_norm(*inputs, 1e-5, 0.0), inputs)
     same(f"add_norm {width}", dtype, ours, theirs)

@@ -54,6 +54,7 @@ NUMBERS = {
 TILE = {"ROWS": 64, "COLUMNS": 128}
 WORDS = {"x": "*u32", "small": "*u32", "turned": "*u32", "hidden": "*u32", "gradient": "*u32"}
 GRADIENTS = {"small": "*fp8e5"}
+QUERIES = {"query_gradient": "*fp8e5", "key_value_gradient": "*fp8e5"}
 EIGHT_BITS = [  # Ampere has none; kernel, its numbers, and types of their own
     ("shrink", TILE | {"SCALE": 4.0, "GRADIENT": False}, WORDS | {"x": "*i64"}),
     ("shrink", TILE | {"SCALE": 1.0, "GRADIENT": True}, WORDS | {"x": "*i64"}),
@@ -62,7 +63,7 @@ EIGHT_BITS = [  # Ampere has none; kernel, its numbers, and types of their own
     ("turn", TILE, WORDS),
     ("add_norm_forward", NUMBERS["add_norm_forward"] | {"SMALL": 4.0}, {"normed": "*fp8e4nv"}),
     ("attention_forward", ATTENTION | {"SMALL": 4.0}, {"out": "*fp8e4nv"}),
-    ("attention_backward", ATTENTION | {"SMALL": True}, {"query_gradient": "*fp8e5", "key_value_gradient": "*fp8e5"}),
+    ("attention_backward", ATTENTION | {"SMALL": True}, QUERIES),
     ("loss", NUMBERS["loss"] | {"SMALL": True}, GRADIENTS),
 ]
 OTHER_TYPES = {
@@ -92,7 +93,16 @@ def test_kernels_of_eight_bits_compile_without_a_gpu_too(name, numbers, own_type
     compiles(name, numbers, own_types, 90)
 
 
-def compiles(name, numbers, own_types, architecture):
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_a_cap_on_registers_leaves_enough_of_them(dim):
+    from dragoman.model import eight_bits
+
+    numbers = ATTENTION | {"SMALL": True, "DIM": dim, "DROPOUT": False}
+    assert bool(eight_bits.capped(numbers)) == (dim == 64)
+    compiles("attention_backward", numbers, QUERIES, 90, eight_bits.capped(numbers))
+
+
+def compiles(name, numbers, own_types, architecture, options=None):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
@@ -107,7 +117,7 @@ def compiles(name, numbers, own_types, architecture):
         for argument in kernel.arg_names
     }
     constants = {(kernel.arg_names.index(argument),): value for argument, value in numbers.items()}
-    made = compiled(ASTSource(kernel, types, constants), target=GPUTarget("cuda", architecture, 32))
+    made = compiled(ASTSource(kernel, types, constants), target=GPUTarget("cuda", architecture, 32), options=options)
     assert made.asm["cubin"]
 
 

@@ -21,7 +21,7 @@ KINDS = {
     "matrix products": r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|wgmma|::mm$|::addmm|::bmm|matmul|mkldnn|onednn",
     "loss": r"^loss$|log_?softmax|logsumexp|cross_entropy|nll",
     "numbers into 8 bits": r"^shrink|^turn$",
-    "normalisation and dropout": r"add_norm|layer_?norm|activate|relu_backward|dropout|bernoulli|philox|rand",
+    "normalisation and dropout": r"add_norm|layer_?norm|activ|relu_backward|dropout|bernoulli|philox|rand",
 }
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ Lengths = Any  # of all pairs: an array, or something that looks up those of the
 PACKER = 3  # raised whenever the same settings give another stream: a position in the old one means other rows
 WIDE_PACKER = 4  # the same, where there are wide rows
 SCANNED = 1 << 18  # pairs whose lengths are looked at together
-SHORTEST = 4  # subwords that pairs have on average at least: so many are drawn to fill what is free
+SAMPLE = 1000  # pairs that say how long short ones are
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
 
 
@@ -182,19 +183,17 @@ class LongPairs:
         self.lengths = source_lengths, target_lengths
         corpora = mixture or (Corpus(len(source_lengths)),)
         long = packing.long_pairs(*self.lengths)
-        shorts, company = AllBut(len(source_lengths), long), [long]
+        shorts = AllBut(len(source_lengths), long)
         self.rows: list[Row] = []
         shares: list[Corpus] = []
         for start, corpus in zip((0, *(each.end for each in corpora)), corpora, strict=False):
             first, behind = np.searchsorted(long, (start, corpus.end)).tolist()
-            others = self.companions(long[first:behind], shorts, shorts.below(start), shorts.below(corpus.end))
-            pairs = np.concatenate([long[first:behind], others])
-            rows = self.packed(pairs)
-            company.append(others)
-            self.rows += [pairs[row].tolist() for row in rows]
+            own = shorts.below(start), shorts.below(corpus.end)
+            rows = self.filled_up(long[first:behind], shorts, *own, corpus.times)
+            self.rows += rows
             least = 1 / len(rows) if rows and corpus.times else 0.0
             shares.append(Corpus(len(self.rows), max(corpus.times, least)))
-        self.pairs = np.sort(np.concatenate(company))
+        self.pairs = np.sort(np.fromiter(chain.from_iterable(self.rows), np.int64))
         nothing = np.zeros(0, np.int64)
         self.order = Order(AllBut(len(self.rows), nothing), tuple(shares), packing.seed, stage)
         self.steps_per_epoch = -(-len(self.order) // rows_per_step)
@@ -205,19 +204,35 @@ class LongPairs:
         # About: packing them all would take too long.
         self.narrow_rows = max(1, int(share * max(tokens)) // packing.width)
 
+    def filled_up(self, long: Ints, shorts: AllBut, start: int, end: int, times: float) -> list[Row]:
+        """Rows of the long pairs of a corpus; its short ones, number `start` to `end` among all, keep them company where there is room.
+        Not in a row that comes more often than the mixture says: as every epoch has one at least."""
+        rows = self.packed(long)
+        if times * len(rows) >= 1:
+            free = [len(rows) * self.packing.wide_width - int(side[long].sum()) for side in self.lengths]
+            drawn = np.concatenate([long, self.companions(shorts, start, end, free)])
+            # Long pairs come first, so these are the rows that they begin; whoever found no room in them stays where it was.
+            rows, long = self.packed(drawn)[: len(rows)], drawn
+        return [long[row].tolist() for row in rows]
+
+    def companions(self, shorts: AllBut, start: int, end: int, free: list[int]) -> Ints:
+        """As many as fill so many slots of both sides, half of all at most. They are drawn by chance, so that steps have short pairs
+        of all lengths, and are the same at every start."""
+        count = end - start
+
+        def drawn(most: int) -> Ints:
+            return shorts[start + shuffled(np.arange(min(most, count // 2)), count, self.packing.seed)]
+
+        few = drawn(SAMPLE)
+        return (
+            drawn(min(int(slots / side[few].mean()) for side, slots in zip(self.lengths, free, strict=True)))
+            if len(few)
+            else few
+        )
+
     def packed(self, pairs: Ints) -> list[Row]:
         source_lengths, target_lengths = self.lengths
         return best_fit(source_lengths[pairs], target_lengths[pairs], self.packing.wide_width)
-
-    def companions(self, long: Ints, shorts: AllBut, start: int, end: int) -> Ints:
-        """Short pairs of the same corpus, number `start` to `end` among all short ones, for the slots that long pairs leave free. They
-        are drawn by chance, so that steps have short pairs of all lengths, and the same at every start."""
-        slots = len(self.packed(long)) * self.packing.wide_width
-        free = [slots - int(side[long].sum()) for side in self.lengths]
-        places = np.arange(min(end - start, min(free) // SHORTEST))
-        found = shorts[start + shuffled(places, end - start, self.packing.seed)]
-        fitting = (np.searchsorted(np.cumsum(side[found]), most) for side, most in zip(self.lengths, free, strict=True))
-        return found[: min(map(int, fitting))]
 
     def due(self, position: Position) -> int:
         """How many wide steps there should have been before `position`, so that they are spread over the epoch."""

@@ -313,19 +313,22 @@ def attention_backward(
         torch.empty(each.shape, dtype=GRADIENT, device=each.device) for each in (query, key_value)
     )
     rows, slots, _ = query.shape
-    capped = (
-        {"maxnreg": 128} if slots == 64 and not dropout else {}
-    )  # of registers: four programs a processor, not three
+    numbers = numbers_of(query, other, heads, causal, dropout)
     kernels.attention_backward[(rows * heads,)](
         query, query if other is None else other, query_segment, key_segment, seed, normalizer, of_attended, of_query,
-        of_key_value, inverse, **numbers_of(query, other, heads, causal, dropout), SMALL=True,
-        num_warps=backward_warps(slots, dropout), **capped,
+        of_key_value, inverse, **numbers, SMALL=True, num_warps=backward_warps(slots, dropout), **capped(numbers),
     )  # fmt: skip
     of_x, of_into = unprojected(of_query, inverse, small, into_turned, gradient.dtype)
     if memory_small is None:
         return of_x, gradient.new_empty(0), of_into, of_into.new_empty(0), of_out_of
     of_memory, of_into_memory = unprojected(of_key_value, inverse, memory_small, memory_turned, gradient.dtype)
     return of_x, of_memory, of_into, of_into_memory, of_out_of
+
+
+def capped(numbers: dict[str, Any]) -> dict[str, int]:
+    """Registers of attention's backward pass: where a few less make it four programs a processor instead of three."""
+    fits = numbers["WIDTH"] == 64 and numbers["DIM"] == 64 and not numbers["DROPOUT"]
+    return {"maxnreg": 128} if fits else {}
 
 
 def unprojected(gradient: Tensor, inverse: Tensor, small: Tensor, turned: Tensor, dtype: torch.dtype) -> Pair:

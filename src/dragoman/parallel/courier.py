@@ -4,9 +4,12 @@ somebody who waits for him. On a CPU a thread does them, as gloo holds up whoeve
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -14,10 +17,13 @@ from torch.futures import Future
 
 Result = TypeVar("Result")
 
+PATIENT = 5  # how much nicer its thread is then
+
 
 class Courier:
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, *, patient: bool = False):
+        """`patient`: its exchanges have time, so computing goes first where both want a core."""
+        self.device, self.patient = device, patient
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         if self.stream is None:
@@ -36,6 +42,9 @@ class Courier:
         return future
 
     def run(self) -> None:
+        if self.patient and sys.platform == "linux":  # elsewhere a thread has no priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness() + PATIENT)
         while True:
             work, future = self.waiting.get()
             try:
@@ -43,3 +52,8 @@ class Courier:
             except Exception as error:  # raised where the result is waited for
                 future.set_exception(error)  # type: ignore[arg-type]  # it is meant for errors
             del work, future  # or the model of the last exchange would live as long as this thread
+
+
+def niceness() -> int:
+    """Of this thread: Linux counts threads as processes here."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -53,7 +53,7 @@ class Strategy:
         self.islands: islands.Islands | None = None
         if mesh.world > 1 and self.needs_islands():
             self.islands = islands.found(mesh, section.ranks_per_island)
-            self.courier = Courier(mesh.device)
+            self.courier = Courier(mesh.device, patient=section.strategy == "streaming")
 
     def needs_islands(self) -> bool:
         return self.section.strategy == "two_level" or self.section.wire != "fp32"

@@ -134,7 +134,7 @@ def only_begun(folder: runs.RunFolder) -> bool:
 STREAM = {  # what must be the same on resume, and what it follows from
     "data_digest": "the prepared data",
     "mixture": "data.corpora, their weights, data.temperature or data.stages",
-    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs or run.seed",
+    "packing": "train.tile_width, train.wide_tile_width, train.window_pairs, run.seed or the version of dragoman (its packer)",
     "rows_per_step": "train.batch_tokens or train.tile_width",
     "shape": "the section [model]",
 }
