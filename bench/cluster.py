@@ -356,8 +356,7 @@ class Task:
         section = cell.section()
         keys = [f"parallel.{name}={value}" for name, value in section.model_dump().items()]
         config = load_config(
-            self.run_file,
-            [*SMALLER, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides],
+            self.run_file, [*SMALLER, *keys, f"run.folder={self.folder}/runs/{self.number}", *overrides]
         )
         path = self.folder / "one.toml"
         path.write_text(to_toml(config), encoding="utf-8")

@@ -224,11 +224,9 @@ class LongPairs:
             return shorts[start + shuffled(np.arange(min(most, count // 2)), count, self.packing.seed)]
 
         few = drawn(SAMPLE)
-        return (
-            drawn(min(int(slots / side[few].mean()) for side, slots in zip(self.lengths, free, strict=True)))
-            if len(few)
-            else few
-        )
+        if not len(few):
+            return few
+        return drawn(min(int(slots / side[few].mean()) for side, slots in zip(self.lengths, free, strict=True)))
 
     def packed(self, pairs: Ints) -> list[Row]:
         source_lengths, target_lengths = self.lengths
