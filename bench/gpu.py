@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "all dropouts": (
         180, [*OWN, "bench", "train", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=131072"]
     ),
-    "big, all dropouts": (
+    "big all dropouts": (
         180,
         [*OWN, "bench", "train", "transformer-big", f"data.folder={DATA}", "train.precision=fp8", *NARROW, "train.batch_tokens=262144"],
     ),
@@ -113,7 +113,7 @@ def main() -> None:
     for name in options.only:
         limit, command = COMMANDS[name]
         start = time.perf_counter()
-        found[name] = last_line(command, limit, out / f"{name.replace(', ', '-').replace(' ', '-')}.txt")
+        found[name] = last_line(command, limit, out / f"{name.replace(' ', '-')}.txt")
         print(f"{name} ({time.perf_counter() - start:.0f} s): {found[name]}", flush=True)
     print(json.dumps({"bench": "gpu", "said": found}))
 
