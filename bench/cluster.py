@@ -1,6 +1,6 @@
 """Strategies on hosts out of network namespaces: step time, bytes at the interface, forecast, and BLEU at equal tokens.
 
-    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1500] [--hosts 2]
+    python bench/cluster.py [--quick] [--only speed|quality] [--layouts 2x1 4x1 2x2] [--seeds 1 2 3] [--steps 1500] [--hosts 2] [--each 1]
 
 Needs root and iproute2. Two parts:
 
@@ -329,7 +329,9 @@ QUALITY = [
     Cell("ddp", "bf16"),
     Cell("ddp", "int8"),
     Cell("local", "int8"),
+    Cell("fsdp"),
 ]
+QUALITY_TWO_EACH = [*QUALITY, Cell("two_level"), Cell("two_level", "int8"), Cell("hybrid")]
 VALIDATIONS = 6
 SLOW_STEPS = 40
 SMALLER = [  # steps than those of the demo, and the learning rate by the root of that
@@ -342,10 +344,10 @@ SMALLER = [  # steps than those of the demo, and the learning rate by the root o
 
 
 class Task:
-    """The demo, prepared once, with one process on every host."""
+    """The demo, prepared once, with so many processes on every host."""
 
-    def __init__(self, lab: Lab, folder: Path, steps: int):
-        self.lab, self.folder, self.steps, self.number = lab, folder, steps, 0
+    def __init__(self, lab: Lab, folder: Path, steps: int, each: int):
+        self.lab, self.folder, self.steps, self.each, self.number = lab, folder, steps, each, 0
         self.run_file = folder / "run.toml"
         self.run_file.write_text(RUN_FILE.format(folder=folder), encoding="utf-8")
         prepare(load_config(self.run_file))
@@ -361,7 +363,7 @@ class Task:
         path = self.folder / "one.toml"
         path.write_text(to_toml(config), encoding="utf-8")
         sent = self.lab.sent_bytes("a")
-        hosts = ",".join(f"{host}:1" for host in self.lab.hosts)
+        hosts = ",".join(f"{host}:{self.each}" for host in self.lab.hosts)
         words = self.lab.dragoman("launch", str(path), "--hosts", hosts, "--rsh", str(self.lab.rsh))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
@@ -395,8 +397,9 @@ class Task:
 def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder, Lab(options.hosts, Path(folder)) as lab:
-        task = Task(lab, Path(folder), options.steps)
-        cells = [each for each in QUALITY if each.name in options.strategies]
+        task = Task(lab, Path(folder), options.steps, options.each)
+        known = QUALITY if options.each == 1 else QUALITY_TWO_EACH
+        cells = [cell for cell in known if cell.name in options.strategies]
         for cell in cells:
             curves = task.curves(cell, options.seeds)
             final = [curve["bleu"][-1][1] for curve in curves]
@@ -499,6 +502,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--hosts", type=int, default=2, help="of quality")
+    parser.add_argument("--each", type=int, default=1, help="processes on each of these hosts")
     names = list(dict.fromkeys(cell.name for cell in [*ONE_EACH, *TWO_EACH, *QUALITY]))
     parser.add_argument("--strategies", nargs="+", choices=names, default=names, help="some of them")
     parser.add_argument("--verbose", action="store_true")

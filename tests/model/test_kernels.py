@@ -131,3 +131,20 @@ def test_long_sums_in_eight_bits_are_exact(monkeypatch):
         numbers = torch.zeros(16, terms, dtype=torch.float8_e4m3fn)
         eight_bits.product(numbers, 1.0, numbers, 1.0, None, torch.bfloat16)
     assert quick == [True, False]
+
+
+def test_kernels_lie_in_one_folder(monkeypatch):
+    """Before and after torch.compile's first one; a folder that somebody has named is left alone."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from triton import knobs
+
+    from dragoman.model import ops
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "named")
+    ops.keep_kernels_together()
+    assert os.environ["TRITON_CACHE_DIR"] == "named"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    before = knobs.cache.dir
+    assert triton_cache_dir(0) != before, "or there is no need for any of this"
+    ops.keep_kernels_together()
+    assert triton_cache_dir(0) == knobs.cache.dir == before

@@ -1,5 +1,6 @@
 """Exchanges beside the computing: their order, their errors, and who goes first where there is one core for both."""
 
+import subprocess
 import sys
 
 import pytest
@@ -33,3 +34,20 @@ def test_exchanges_that_have_time_let_the_computing_go_first(patient):
     before = niceness()
     assert courier.hand_in(niceness).wait() == min(19, before + (PATIENT if patient else 0))
     assert niceness() == before, "the computing is as it was"
+
+
+LEAVES_EARLY = """
+import torch
+from dragoman.parallel.courier import Courier
+
+torch.set_num_threads(1)
+courier, x = Courier(torch.device("cpu")), torch.ones(2500, 2500)
+first, _ = courier.hand_in(lambda: x @ x), courier.hand_in(lambda: x @ x)
+first.wait()
+"""
+
+
+def test_a_process_that_ends_with_an_exchange_on_its_way_ends_well():
+    """Python ends threads where they next want its lock; inside torch that aborts the whole process."""
+    done = subprocess.run([sys.executable, "-c", LEAVES_EARLY], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import tiny_config
 
 from dragoman.cli.stages import train
-from dragoman.data.loader import Share
+from dragoman.data.loader import Share, tiles
 from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy
@@ -88,6 +88,13 @@ def test_a_trial_has_gradients_beside_it(monkeypatch):
     assert memory.survives(objective, Arithmetic("fp32", torch.device("cpu")), 1, 8, has_moments=False)
     assert held == [[True, False]]
     assert objective.learns.grad is None
+
+
+def test_a_trial_has_the_types_of_training(prepared):
+    """Kernels compiled for it are then those of the steps to come."""
+    tried, trained = memory.full_batch(3, 16), tiles(prepared.encoded("train"), [[0], [], []], 16)
+    shapes = [[(tensor.dtype, tensor.shape) for tensor in batch.tensors()] for batch in (tried, trained)]
+    assert shapes[0] == shapes[1]
 
 
 def test_several_ranks_do_not_try_what_fits(prepared, tmp_path, monkeypatch):

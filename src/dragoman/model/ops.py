@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -26,6 +27,16 @@ def look_at(device: torch.device) -> None:
         HAS_TRITON = HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
         shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
         MOST_DIM = 128 if shared >= WIDE_HEAD_BYTES else 64
+        if HAS_TRITON:
+            keep_kernels_together()
+
+
+def keep_kernels_together() -> None:
+    """torch.compile names a folder of its own for Triton's kernels, in the middle of the first start and of no other: the second one
+    would compile ours again."""
+    from triton import knobs
+
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
 
 
 def fusible(x: Tensor) -> bool:

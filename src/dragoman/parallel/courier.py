@@ -4,6 +4,7 @@ somebody who waits for him. On a CPU a thread does them, as gloo holds up whoeve
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import sys
@@ -18,6 +19,7 @@ from torch.futures import Future
 Result = TypeVar("Result")
 
 PATIENT = 5  # how much nicer its thread is then
+LAST_SECONDS = 10.0  # for what is on its way when the process ends; one whose partner is gone may never come back
 
 
 class Courier:
@@ -25,9 +27,11 @@ class Courier:
         """`patient`: its exchanges have time, so computing goes first where both want a core."""
         self.device, self.patient = device, patient
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         if self.stream is None:
-            threading.Thread(target=self.run, name="courier", daemon=True).start()
+            self.thread = threading.Thread(target=self.run, name="courier", daemon=True)
+            self.thread.start()
+            atexit.register(self.end)
 
     def hand_in(self, work: Callable[[], Result]) -> Future[Result]:
         """Its result in time. Waiting for it waits for the exchange; on a GPU only the stream does."""
@@ -45,13 +49,18 @@ class Courier:
         if self.patient and sys.platform == "linux":  # elsewhere a thread has no priority of its own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness() + PATIENT)
-        while True:
-            work, future = self.waiting.get()
+        while found := self.waiting.get():
+            work, future = found
             try:
                 future.set_result(work())
             except Exception as error:  # raised where the result is waited for
                 future.set_exception(error)  # type: ignore[arg-type]  # it is meant for errors
-            del work, future  # or the model of the last exchange would live as long as this thread
+            del found, work, future  # or the model of the last exchange would live as long as this thread
+
+    def end(self) -> None:
+        """Before Python does: a thread that is inside torch then would abort the process."""
+        self.waiting.put(None)
+        self.thread.join(LAST_SECONDS)
 
 
 def niceness() -> int:

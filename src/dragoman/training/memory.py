@@ -89,5 +89,9 @@ def ran_out(error: RuntimeError) -> bool:
 
 
 def full_batch(rows: int, width: int) -> Batch:
-    ids, position = torch.ones(rows, width, dtype=torch.int64), torch.arange(width).expand(rows, width)
-    return Batch(ids, position, ids, ids, ids, position, ids)
+    """Of the types that training has: for others kernels would be compiled that nobody needs."""
+    ids, position = (
+        torch.ones(rows, width, dtype=torch.int32),
+        torch.arange(width, dtype=torch.int32).expand(rows, width),
+    )
+    return Batch(ids, position, ids, ids, ids.long(), position, ids)
