@@ -303,15 +303,14 @@ def row(setting: plan.Setting, rate: str, cell: Cell, found: dict[str, float]) -
     planned = plan.forecast(setting, cell.strategy, cell.wire)
     measured["predicted_mb"] = round(planned.sent_bytes / 1e6, 3)
     measured["bytes_error"] = round(planned.sent_bytes / found["sent_bytes"] - 1, 4)
-    if rate:
-        measured["predicted_ms"] = round(1e3 * planned.step_seconds, 1)
-        measured["time_error"] = round(planned.step_seconds / found["step_seconds"] - 1, 4)
+    measured["predicted_ms"] = round(1e3 * planned.step_seconds, 1)
+    measured["time_error"] = round(planned.step_seconds / found["step_seconds"] - 1, 4)
     return measured
 
 
 def tell(found: dict[str, Any]) -> None:
     predicted = f"{found['predicted_mb']:9.3f} MB ({found['bytes_error']:+.1%})"
-    in_time = f"{found['predicted_ms']:9.1f} ms ({found['time_error']:+.1%})" if "predicted_ms" in found else ""
+    in_time = f"{found['predicted_ms']:9.1f} ms ({found['time_error']:+.1%})"
     print(
         f"{found['hosts']} x {found['ranks_per_host']}  {found['rate']:11s} {found['strategy']:22s} {found['step_ms']:9.1f} ms "
         f"{found['exposed_ms']:9.1f} ms exposed {found['efficiency']:6.1%} {found['sent_mb']:9.3f} MB | {predicted} {in_time}",
@@ -400,6 +399,10 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
         task = Task(lab, Path(folder), options.steps, options.each)
         known = QUALITY if options.each == 1 else QUALITY_TWO_EACH
         cells = [cell for cell in known if cell.name in options.strategies]
+        if not cells:
+            sys.exit(
+                f"with {options.each} process on a host these are trained: {', '.join(cell.name for cell in known)}"
+            )
         for cell in cells:
             curves = task.curves(cell, options.seeds)
             final = [curve["bleu"][-1][1] for curve in curves]
@@ -454,7 +457,7 @@ def main() -> None:
     for layout in options.layouts if options.only != "quality" else ():
         hosts, each = map(int, layout.split("x"))
         cells = [cell for cell in (ONE_EACH if each == 1 else TWO_EACH) if cell.name in options.strategies]
-        rows += speeds(hosts, each, cells, list(RATES), options)
+        rows += speeds(hosts, each, cells, [rate for rate, name in RATES.items() if name in options.rates], options)
     scores = [] if options.only == "speed" else quality(options)
     by_name = {score["strategy"]: score["bleu_mean"] for score in scores}
     for each_row in rows:
@@ -469,6 +472,7 @@ def main() -> None:
             f"at equal time {equal_time}; traffic {score['traffic']:.0f} times smaller, start and validations included"
         )
     facts = {"bench": "cluster", "parameters": options.parameters, "compute_seconds": options.compute}
+    facts |= {"quality_hosts": options.hosts, "quality_processes_per_host": options.each}
     found = {"summary": summary(rows), "speed": rows, "quality": scores, "seconds": round(time.time() - began)}
     print(json.dumps(facts | found))
 
@@ -484,10 +488,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             if here:
                 chosen = max(here, key=lambda row: row["efficiency"])
                 best[f"{hosts}x{each}, {rate}"] = [chosen["strategy"], round(1 / chosen["efficiency"] - 1, 4)]
-    worst = {
-        name: max((abs(row[name]) for row in rows if name in row), default=None)
-        for name in ("bytes_error", "time_error")
-    }
+    worst = {name: max(abs(row[name]) for row in rows) for name in ("bytes_error", "time_error")}
     return {"best": best, "worst": worst}
 
 
@@ -496,6 +497,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two hosts, a small model, one seed: minutes")
     parser.add_argument("--only", choices=["speed", "quality"], default="")
     parser.add_argument("--layouts", nargs="+", default=["2x1", "4x1", "2x2"], help="hosts x processes on each")
+    parser.add_argument("--rates", nargs="+", choices=RATES.values(), default=list(RATES.values()), help="of speed")
     parser.add_argument("--parameters", type=int, default=20_000_000)
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")

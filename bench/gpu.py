@@ -4,7 +4,8 @@
     python bench/gpu.py --only decode overhead --out figures    # some of them; what they printed lies in figures/NAME.txt
 
 Takes data/english-german as `dragoman prepare recipes/english-german.toml` leaves it, and the text of its validation set in
-corpora/english-german. `train` makes the model that `decode` translates with. Prints the last line of each, a JSON object or what the
+corpora/english-german (`marian` of four more, see SETS).
+`train` makes the model that `decode` translates with. Prints the last line of each, a JSON object or what the
 command ended with; its own last line is one JSON object with all of them.
 """
 
@@ -18,11 +19,14 @@ import time
 from pathlib import Path
 
 DATA = "data/english-german"
-TEXT = "corpora/english-german/newstest2013"
+CORPORA = "corpora/english-german"
+TEXT = f"{CORPORA}/newstest2013"
+SETS = ["newstest2013", "europarl", "tatoeba", "multi30k", "ted"]  # validation sets, in CORPORA too
 RUN = "runs/english-german-fp8"
 RESIDUAL = ["model.attention_dropout=0.0", "model.relu_dropout=0.0"]
 NARROW = ["train.tile_width=64", "train.wide_tile_width=128"]
 OWN = [sys.executable, "-m", "dragoman"]
+BASE_FP8 = ["transformer-base", f"data.folder={DATA}", "train.precision=fp8", "train.batch_tokens=131072", *RESIDUAL]
 
 
 def script(name: str, *arguments: str) -> list[str]:
@@ -62,10 +66,10 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
         ),
     ),
     "fp8": (
-        300,
+        600,
         script(
             "curves.py", "transformer-big", f"data.folder={DATA}", "train.batch_tokens=32768", "train.tokens_per_gpu=32768",
-            "schedule.warmup_steps=200", "schedule.learning_rate=0.25", "model.dropout=0.1", "--steps", "300", "--every", "20",
+            "schedule.warmup_steps=200", "schedule.learning_rate=0.25", "model.dropout=0.1", "--steps", "1000", "--every", "50",
             "--precisions", "bf16", "fp8",
         ),
     ),
@@ -75,6 +79,16 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "big all dropouts": (
         180,
         [*OWN, "bench", "train", "transformer-big", f"data.folder={DATA}", "train.precision=fp8", *NARROW, "train.batch_tokens=262144"],
+    ),
+    "base loop": (180, [*OWN, "bench", "train", *BASE_FP8, "--steps", "300", "--warmup", "50"]),
+    "base step": (120, [*OWN, "bench", "step", *BASE_FP8, "--profile"]),
+    "marian": (  # after the same nine minutes
+        720,
+        script(
+            "marian.py", "recipes/english-german.toml", "schedule.learning_rate=0.0007", "schedule.warmup_steps=1500",
+            "--minutes", "9", "--tokens", "65536", "--multiple", "1",
+            *(word for name in SETS for word in ("--valid", f"{name}={CORPORA}/{name}.en,{CORPORA}/{name}.de")),
+        ),
     ),
     "wrappers": (
         180,

@@ -133,18 +133,21 @@ def test_long_sums_in_eight_bits_are_exact(monkeypatch):
     assert quick == [True, False]
 
 
-def test_kernels_lie_in_one_folder(monkeypatch):
-    """Before and after torch.compile's first one; a folder that somebody has named is left alone."""
+@pytest.mark.parametrize("named", ["", "kept"])
+def test_kernels_lie_in_one_folder(monkeypatch, named):
+    """Before and after torch.compile's first one: Triton's usual folder, or the one that somebody has named for torch or Triton."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from triton import knobs
 
     from dragoman.model import ops
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", "named")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "Triton's")
     ops.keep_kernels_together()
-    assert os.environ["TRITON_CACHE_DIR"] == "named"
+    assert knobs.cache.dir == "Triton's"
     monkeypatch.delenv("TRITON_CACHE_DIR")
-    before = knobs.cache.dir
-    assert triton_cache_dir(0) != before, "or there is no need for any of this"
+    usual = knobs.cache.dir
+    assert triton_cache_dir(0) != usual, "or there is no need for any of this"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)  # torch has named its own when it was asked
     ops.keep_kernels_together()
-    assert triton_cache_dir(0) == knobs.cache.dir == before
+    assert triton_cache_dir(0) == knobs.cache.dir == (str(Path(named, "triton")) if named else usual)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -33,10 +34,11 @@ def look_at(device: torch.device) -> None:
 
 def keep_kernels_together() -> None:
     """torch.compile names a folder of its own for Triton's kernels, in the middle of the first start and of no other: the second one
-    would compile ours again."""
+    would compile ours again. Whoever has named a folder for what torch compiles has named it for ours too."""
     from triton import knobs
 
-    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path(named, "triton")) if named else knobs.cache.dir)
 
 
 def fusible(x: Tensor) -> bool:
