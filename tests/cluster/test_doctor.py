@@ -34,6 +34,7 @@ def test_all_is_well_and_figures_are_right(lab, prepared, tmp_path):
     assert len(rates) == 2
     assert all(150 < rate < 210 for rate in rates)
     assert "run.folder is on a disk that all hosts share" in result.stdout
+    assert "ok      every host finds all others by name" in result.stdout
     assert "an all-reduce of" in result.stdout
     assert result.stdout.strip().splitlines()[-1].startswith("go: 0 to mend")
 
@@ -58,11 +59,13 @@ os.fsync = slow
 """
 
 
-def test_a_host_with_another_clock_a_slow_disk_of_its_own_and_other_data(lab, prepared, odd_host, tmp_path):
+def test_a_host_with_another_clock_and_name_a_slow_disk_of_its_own_and_other_data(lab, prepared, odd_host, tmp_path):
     other = prepare(tiny_config(tmp_path / "other", tmp_path / "unused", "data.train_pairs=300"))
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "sitecustomize.py").write_text(ODD_CLOCK_AND_DISK, encoding="utf-8")
+    (tmp_path / "names").write_text("127.0.0.1 localhost\n127.0.1.1 a\n", encoding="utf-8")
     shell = odd_host(
+        f"mount --bind {tmp_path}/names /etc/netns/{lab.space('b')}/hosts",
         f"export PYTHONPATH={tmp_path}/odd:$PYTHONPATH",
         f"mount --bind {other.folder} {prepared.folder}",
         f"mount -t tmpfs none {tmp_path}/disk",
@@ -73,6 +76,9 @@ def test_a_host_with_another_clock_a_slow_disk_of_its_own_and_other_data(lab, pr
     assert re.search(r"WARNING clocks are [67]\.\d s apart: .*; let chrony or ntpd set them", result.stdout)
     assert re.search(r"WARNING host b: .* MB/s; checkpoints will take long; choose a faster disk", result.stdout)
     assert re.search(r"WARNING host b does not see what host a writes .*; put run.folder on a disk", result.stdout)
+    assert (
+        "WARNING host b takes the name a for its own (127.0.1.1); put it into DNS or into /etc/hosts" in result.stdout
+    )
     assert "an all-reduce" not in result.stdout, "ranks would not get far"
 
 

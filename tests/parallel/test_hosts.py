@@ -1,15 +1,21 @@
-"""What the launcher and the doctor make of what hosts say: hosts here are words, no process is started."""
+"""What the launcher and the doctor make of what hosts say: hosts here are words, or a command of this machine."""
 
 from __future__ import annotations
 
+import json
+import os
 import queue
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from support import tiny_config
 
@@ -17,7 +23,7 @@ from dragoman.cli.hosts import inspect, own_bytes
 from dragoman.config import load_config, to_toml
 from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
-from dragoman.parallel import doctor, hosts
+from dragoman.parallel import doctor, hosts, network
 
 
 class Spoken(hosts.Host):
@@ -25,7 +31,8 @@ class Spoken(hosts.Host):
 
     asked = beats = 0
 
-    def ask(self, do, seconds=0.0, **details):
+    def ask(self, do, seconds=hosts.ANSWER_SECONDS, **details):
+        self.says.setdefault("patience", {})[do] = seconds
         if do == "start":
             self.inbox.put((self, {"rank": 0, "line": f"device {self.says.get('device', 'cpu')}"}))
             for message in self.says.get("probed", [{"rank": 0, "line": "seconds 0.5"}, {"ended": 0, "attempt": 0}]):
@@ -56,6 +63,7 @@ ALL_IS_WELL = {
     "mark": {"path": "/disk/mark"},
     "sees": {"seen": True},
     "unmark": {},
+    "resolve": lambda details: {"found": {name: ["10.0.0.9"] for name in details["names"]}},
     "clock": {"time": 0.0},
     "listen": lambda details: {
         "ports": [40000] if details["port"] is None else [details["port"] or 20001, 40001],
@@ -77,7 +85,7 @@ def told(monkeypatch):
 
     def connected(fleet, name, ranks):
         host = Spoken(name, ranks)
-        host.says, host.inbox = says.get(name, {}), fleet.inbox
+        host.says, host.inbox = says.setdefault(name, {}), fleet.inbox
         return host
 
     monkeypatch.setattr(hosts.Fleet, "connected", connected)
@@ -272,11 +280,109 @@ def test_a_network_too_slow_for_ddp_stops_those_who_want_ddp(told, monkeypatch, 
     assert last.remedy == "the network is too slow for ddp"
 
 
-@pytest.mark.parametrize("do", ["look", "mark", "sees", "clock", "listen", "reach", "speed", "measure"])
+@pytest.mark.parametrize("do", ["look", "mark", "sees", "resolve", "clock", "listen", "reach", "speed", "measure"])
 def test_a_host_that_fails_anywhere_is_a_verdict(told, do):
     told["b" if do != "mark" else "a"] = {do: "did not answer"}
     assert "did not answer" in findings()[-1].text
     assert findings()[-1].verdict == "stop"
+
+
+def with_verdict(verdict, found):
+    return [(finding.text, finding.remedy) for finding in found if finding.verdict == verdict]
+
+
+def known_as(**addresses):
+    return {"resolve": lambda details: {"found": ALL_IS_WELL["resolve"](details)["found"] | addresses}}
+
+
+@pytest.mark.parametrize(
+    ("told_by_b", "trouble"),
+    [
+        ({"a": []}, "host b finds no address of a"),
+        ({"a": ["127.0.1.1"]}, "host b takes the name a for its own (127.0.1.1)"),
+        ({"a": ["10.0.0.1", "::1"]}, "host b takes the name a for its own (::1)"),
+        ({"b": ["127.0.1.1"]}, ""),
+        ({"b": []}, ""),
+    ],
+)
+def test_a_name_that_leads_nowhere_or_home_is_a_warning(told, told_by_b, trouble):
+    """The launcher goes by addresses, others do not. What a host calls itself is its own affair."""
+    told["b"] = known_as(**told_by_b)
+    found = findings()
+    assert with_verdict("warning", found) == ([(trouble, doctor.BY_NAME)] if trouble else [])
+    assert ("every host finds all others by name" in [each.text for each in found]) is not bool(trouble)
+    assert stops(found) == []
+
+
+def test_the_user_before_a_name_is_no_part_of_it_and_one_host_needs_none(told):
+    told["me@a"] = told["you@b"] = {
+        "resolve": lambda details: {"found": {name: ["10.0.0.9"] if name in "ab" else [] for name in details["names"]}}
+    }
+    assert with_verdict("warning", findings(names="me@a:1,you@b:1")) == []
+    told["a"] = {"resolve": "is not asked"}
+    assert stops(findings(names="a:1")) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "warned"),
+    [
+        ({"name": "H100", "driver": "570"}, []),
+        ({"name": "H100", "driver": "550"}, [("GPU drivers differ: 550, 570", "install the same on all hosts")]),
+        (
+            {"name": "A100", "driver": "570"},
+            [("GPUs differ: A100, H100; the slowest sets the pace", "use hosts of one kind")],
+        ),
+    ],
+)
+def test_gpus_and_drivers_of_two_kinds_are_warnings(told, gpu, warned):
+    for name, gpus in (("a", GPUS), ("b", {"gpus": [GPUS["gpus"][0], gpu]})):
+        told[name] = {"look": lambda _, gpus=gpus: FACTS | gpus, "device": "cuda"}
+    found = findings("train.device=auto")
+    assert with_verdict("warning", found) == warned
+    assert stops(found) == []
+
+
+def test_a_disk_without_room_for_four_checkpoints_is_no_go(told):
+    def verdict(free_bytes, checkpoint_bytes):
+        told["b"] = {"look": lambda _: FACTS | {"disk": FACTS["disk"] | {"free_bytes": free_bytes}}}
+        config = load_config("tiny", ["train.device=cpu"])
+        found = doctor.examine(hosts.Cluster(hosts.parse_hosts("a:2,b:2")), config, checkpoint_bytes, 0)
+        return with_verdict("stop", found)
+
+    assert verdict(free_bytes=6 * 10**9, checkpoint_bytes=10**9) == []
+    assert verdict(free_bytes=6 * 10**9 - 1, checkpoint_bytes=10**9) == [
+        (
+            "host b: 6.0 GB free where run.folder is, written at 1000 MB/s",
+            "make room: four checkpoints and some more need 6.0 GB",
+        )
+    ]
+
+
+def test_an_interface_says_its_speed_or_does_not(told):
+    told["b"] = {"speed": {"mbit": None}}
+    said = [each.text for each in findings() if "interface eth0" in each.text]
+    reached = "reached by all others at 10.0.0.1, interface eth0, which"
+    assert said == [f"host a: {reached} says 1,000 Mbit/s", f"host b: {reached} does not say its speed"]
+
+
+def test_a_link_of_less_than_half_of_the_best_is_a_warning_and_trips_are_in_ms(told):
+    remedy = "check cable, port and limits of both: the slowest link sets the pace"
+    told["b"] = {"measure": {"bytes_per_s": 0.5e8, "round_trip_seconds": 0.01234}}
+    found = findings()
+    assert [each.text for each in found if "there and back" in each.text] == [
+        "a to b: 800 Mbit/s, there and back 0.10 ms",
+        "b to a: 400 Mbit/s, there and back 12.34 ms",
+    ]
+    assert with_verdict("warning", found) == [], "one half is not less"
+    told["b"]["measure"]["bytes_per_s"] -= 1
+    warned = [("b to a has less than half of the 800 Mbit/s of the best", remedy)]
+    assert with_verdict("warning", findings()) == warned
+
+
+def test_a_link_that_takes_long_is_not_called_an_overloaded_host(told):
+    findings()
+    trips = (2 + network.PINGS) * network.REACH_SECONDS  # to connect, to learn who answers, there and back
+    assert told["a"]["patience"]["measure"] > doctor.MEASURE_SECONDS + trips + 2 * network.DRAIN_SECONDS
 
 
 def test_all_differences_are_told_at_once(told):
@@ -365,3 +471,73 @@ def test_what_ranks_save_for_themselves_counts_on_the_disk():
     assert needed([2, 2], strategy="streaming", wire="int8", ranks_per_island=1) == 4 * 20 * 100
     assert needed([2, 2], wire="int8") == 4 * 4 * 100
     assert needed([2, 2], strategy="two_level", wire="int8") == 2 * 4 * 100
+
+
+def gone(pid):
+    """Within some seconds; a process that nobody has buried is gone too."""
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("first", ["look", "start"])
+def test_ctrl_c_is_heard_while_a_host_is_waited_for(monkeypatch, tmp_path, capsys, first):
+    """The remote shell takes the first request, somebody presses Ctrl-C, and no answer ever comes."""
+    if first == "start":
+        monkeypatch.setattr(hosts.Fleet, "gather", lambda fleet, patience: None)
+    monkeypatch.setattr(hosts, "LEAVE_SECONDS", 0.2)
+    shell = tmp_path / "rsh"
+    shell.write_text(
+        f"""#!/bin/sh
+read -r request
+printf '%s' "$request" > {tmp_path}/request
+sleep 600 &
+echo $! > {tmp_path}/pid
+kill -INT {os.getpid()}
+wait
+""",
+        encoding="utf-8",
+    )
+    shell.chmod(0o755)
+    began = time.monotonic()
+    config = load_config("tiny", ["train.device=cpu"])
+    code = hosts.launch_on_hosts(hosts.Cluster([("a", 1)], shell=str(shell)), config, ["train", "RUN_FILE"], {}, 3)
+    assert code == 128 + signal.SIGINT
+    assert json.loads((tmp_path / "request").read_text(encoding="utf-8"))["do"] == first
+    assert time.monotonic() - began < hosts.ANSWER_SECONDS, "nobody waited for the answer"
+    assert capsys.readouterr().err == "", "whoever pressed it knows why it has ended"
+    assert gone(int((tmp_path / "pid").read_text(encoding="utf-8"))), "what the remote shell had started"
+
+
+HANGS = """
+import time
+from dragoman.parallel import agent
+agent.HUNG_SECONDS = 0.5
+agent.Agent(lambda run_file: print("hangs", run_file, flush=True) or time.sleep(600)).serve()
+"""
+
+
+def test_an_agent_that_hangs_in_a_request_ends_when_the_launcher_is_gone():
+    """As in a network disk that is dead: the end of its input waits behind the request."""
+    agent = subprocess.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        agent.stdin.write(json.dumps({"ask": 1, "do": "look", "toml": ""}) + "\n")
+        agent.stdin.flush()
+        word, run_file = agent.stdout.readline().split()
+        assert word == "hangs"
+        children = psutil.Process(agent.pid).children()
+        assert children, "the fork server is there"
+        agent.stdin.close()
+        assert agent.wait(timeout=60.0) == 1
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stdout.close()
+    assert all(gone(child.pid) for child in children)
+    assert not Path(run_file).parent.exists()

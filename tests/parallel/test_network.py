@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,3 +63,36 @@ def test_the_interface_that_leads_to_a_name():
     assert network.leading_to("127.0.0.1", outside=False) == loopback()
     assert network.leading_to("no.such.name.invalid", outside=False) == ""
     assert network.leading_to("127.0.0.1", outside=True) != loopback(), "no other host is behind it"
+
+
+def test_names_are_found_together_and_none_is_waited_for_too_long(monkeypatch):
+    """A name server that is gone holds up no answer about the other names."""
+    served = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def slow(name, *more, **others):
+        if name == "far":
+            served.wait()
+        return look_up("127.0.0.1" if name == "near" else name, *more, **others)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    monkeypatch.setattr(network, "RESOLVE_SECONDS", 0.5)
+    try:
+        found = network.resolved(["far", "198.18.0.1", "near", "a..b"])
+    finally:
+        served.set()
+    assert found == {"far": [], "198.18.0.1": ["198.18.0.1"], "near": ["127.0.0.1"], "a..b": []}
+
+
+def test_a_link_that_takes_nothing_is_told_with_what_to_look_at(monkeypatch):
+    done = threading.Event()
+    monkeypatch.setattr(network, "DRAIN_SECONDS", 0.3)
+    listener = network.Listener(["127.0.0.1"])
+    try:
+        assert network.measure("127.0.0.1", listener.ports[0], 0.1)["bytes_per_s"] > 0
+        monkeypatch.setattr(network, "count_bytes", lambda connection: done.wait())
+        with pytest.raises(TrainingError, match=r"what it sends to .* does not arrive in time; check cable"):
+            network.measure("127.0.0.1", listener.ports[0], 10.0)
+    finally:
+        done.set()
+        listener.close()

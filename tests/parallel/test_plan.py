@@ -154,6 +154,38 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
         assert told in str(found)
 
 
+def expenses(*words, monkeypatch):
+    """A step of 6,400 slots, of which 6,272 hold a token: 62.72 million tokens are 10,000 steps."""
+    monkeypatch.setattr(forecast, "work", lambda device, ranks, close: plan.Work())
+    given = ["train.batch_tokens=6400", "train.tokens_per_gpu=1600", NOT_PREPARED, "--tokens", "62.72e6"]
+    result = CliRunner().invoke(app, ["plan", "tiny", *given, *words])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1]), result.stdout
+
+
+def test_hours_and_cost_follow_from_tokens_and_price(monkeypatch):
+    alone = ["--hosts", "1", "--gpus", "4", "--compute-seconds", "0.36"]
+    found, table = expenses(*alone, "--price", "2.5", monkeypatch=monkeypatch)
+    assert (found["tokens"], found["price"]) == (62.72e6, 2.5)
+    ddp = found["forecasts"][0]
+    assert ddp["step_seconds"] == pytest.approx(0.36), "one host waits for no network"
+    assert (ddp["hours"], ddp["cost"]) == (pytest.approx(1.0), pytest.approx(10.0))
+    row = next(line for line in table.splitlines() if line.split()[:1] == ["ddp"])
+    assert row.split()[-3:] == ["1.0", "h", "10"]
+    found, _ = expenses(*alone, "--price", "0", monkeypatch=monkeypatch)
+    assert all("hours" in each and "cost" not in each for each in found["forecasts"])
+
+
+def test_waiting_for_the_network_costs_hours_and_money(monkeypatch):
+    words = ["--hosts", "2", "--gpus", "3", "--compute-seconds", "0.001", "--bandwidth", "10mbit", "--price", "2"]
+    found, _ = expenses(*words, monkeypatch=monkeypatch)
+    for each in found["forecasts"]:
+        assert each["hours"] == pytest.approx(10_000 * each["step_seconds"] / 3600)
+        assert each["cost"] == pytest.approx(each["hours"] * 12), "six GPUs of 2 an hour"
+    costs = [each["cost"] for each in found["forecasts"]]
+    assert costs[0] > 2 * min(costs), "ddp waits more than others"
+
+
 @pytest.mark.parametrize(("strategy", "hosts", "tells"), [("fsdp", 1, True), ("fsdp", 2, False), ("local", 2, True)])
 def test_a_run_whose_waiting_is_not_known_does_not_tell_the_time_of_computing(strategy, hosts, tells):
     config = load_config("tiny", [f"parallel.strategy={strategy}", "train.tokens_per_gpu=1024", NOT_PREPARED])

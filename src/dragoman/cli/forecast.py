@@ -164,9 +164,8 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
     choices = plan.forecasts(setting)
     heads = ("strategy", "exact", "sent", "a step", "exposed", "computes", "time", "cost")
     table = Table(*(Column(head, no_wrap=True) for head in heads), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    steps = tokens / (FILL * config.train.batch_tokens)
-    for each in choices:
-        hours = steps * each.step_seconds / 3600
+    expenses = [expense(config, setting, each, tokens, price) for each in choices]
+    for each, spent in zip(choices, expenses, strict=True):
         table.add_row(
             each.name,
             "yes" if each.exact else "no",
@@ -174,8 +173,8 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
             f"{each.step_seconds:.3f} s",
             f"{each.exposed_seconds:.3f} s",
             f"{each.efficiency:.0%}",
-            f"{hours:,.1f} h",
-            f"{hours * setting.ranks * price:,.0f}",
+            f"{spent['hours']:,.1f} h",
+            f"{spent.get('cost', 0.0):,.0f}",
         )
     console.print(table)
     best = plan.recommended(choices)
@@ -185,8 +184,17 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
     )
     console.print(f"time and cost of {tokens:,.0f} target tokens at {price:g} a GPU and hour")
     console.print(f'take parallel.strategy = "{best.strategy}"{wire}: {reason(setting, best, choices)}')
-    found = {"setting": asdict(setting), "forecasts": [asdict(each) for each in choices], "recommended": best.name}
-    print(json.dumps(found))
+    told = [asdict(each) | spent for each, spent in zip(choices, expenses, strict=True)]
+    asked = {"tokens": tokens, "price": price}
+    print(json.dumps({"setting": asdict(setting), **asked, "forecasts": told, "recommended": best.name}))
+
+
+def expense(
+    config: Config, setting: plan.Setting, each: plan.Forecast, tokens: float, price: float
+) -> dict[str, float]:
+    """Hours until so many target tokens were seen, and their cost where a GPU has a price: slots that hold no token take time too."""
+    hours = tokens / (FILL * config.train.batch_tokens) * each.step_seconds / 3600
+    return {"hours": hours} | ({"cost": hours * setting.ranks * price} if price else {})
 
 
 def reason(setting: plan.Setting, best: plan.Forecast, choices: list[plan.Forecast]) -> str:

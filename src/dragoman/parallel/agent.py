@@ -27,6 +27,7 @@ from dragoman.parallel.ranks import LOOK_SECONDS, Crew, Place, cool, warm
 
 MARK = "@dragoman "
 SILENCE_SECONDS = 25.0  # without a word from the launcher: it is gone, or the network is; sooner than it gives us up and starts others
+HUNG_SECONDS = 5.0  # for the request in hand when the launcher is gone: it hangs, and nobody waits for its answer
 
 Message = dict[str, Any]
 
@@ -44,6 +45,7 @@ class Agent:
         self.files = tempfile.TemporaryDirectory(prefix="dragoman-")
         self.run_file = Path(self.files.name) / "run.toml"
         self.heard = time.monotonic()
+        self.leaving = threading.Event()
 
     def serve(self) -> None:
         warm()
@@ -52,6 +54,7 @@ class Agent:
             while self.take_turn():
                 pass
         finally:
+            self.leaving.set()
             if self.crew:
                 self.crew.end()
             cool()
@@ -63,6 +66,19 @@ class Agent:
                 self.requests.put(json.loads(line))
         finally:  # also when a line was cut in the middle
             self.requests.put(None)
+            self.leave_what_hangs()
+
+    def leave_what_hangs(self) -> None:
+        """A request that hangs, in a dead network disk or in a start, does not come back to hear that the launcher is gone."""
+        if self.leaving.wait(HUNG_SECONDS):
+            return
+        try:
+            if crew := self.crew:
+                crew.kill()
+            cool()
+            self.files.cleanup()
+        finally:
+            os._exit(1)
 
     def take_turn(self) -> bool:
         """One request, or a look at the ranks; False when the launcher is gone."""
@@ -110,6 +126,9 @@ class Agent:
 
     def do_speed(self, request: Message) -> Message:
         return {"mbit": network.link_mbit(request["interface"])}
+
+    def do_resolve(self, request: Message) -> Message:
+        return {"found": network.resolved(request["names"])}
 
     def do_clock(self, request: Message) -> Message:
         return {"time": time.time()}

@@ -11,15 +11,18 @@ from itertools import permutations
 
 from dragoman.config import Config
 from dragoman.errors import TrainingError
+from dragoman.parallel import network
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
 from dragoman.parallel.plan import RARELY
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
+MEASURED_SECONDS = 120.0  # at most, until a very slow link has taken all of it: no host is overloaded then
 SKEW_SECONDS = 1.0
 DISK_BYTES = 2 * 10**9  # that should be free beside some checkpoints
 DISK_BYTES_PER_S = 50e6
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
+BY_NAME = "put it into DNS or into /etc/hosts there: torchrun and Slurm go by names, dragoman launch does not"
 NO_CUDA = 'install a torch with CUDA that its driver can run, or set train.device = "cpu"'
 
 
@@ -53,9 +56,10 @@ def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
     for host in fleet.hosts:
         yield from equipment(host, checkpoint_bytes)
     yield from shared(fleet)
+    yield from names(fleet)
     yield from clocks(fleet)
     fleet.meet()
-    yield from network(fleet)
+    yield from links(fleet)
     fleet.stop_listening()
 
 
@@ -109,6 +113,29 @@ def shared(fleet: Fleet) -> Iterator[Finding]:
         yield Finding("ok", "run.folder is on a disk that all hosts share")
 
 
+def names(fleet: Fleet) -> Iterator[Finding]:
+    """Whether every host finds all others by the names that were given, without the user that ssh may want before them."""
+    if len(fleet.hosts) == 1:
+        return
+    given = [host.name.rpartition("@")[2] for host in fleet.hosts]
+    answers, well = fleet.each(lambda host: host.ask("resolve", names=given)), True
+    for host, own, answer in zip(fleet.hosts, given, answers, strict=True):
+        for name in given:
+            if name != own and (trouble := misnamed(name, answer["found"][name])):
+                well = False
+                yield Finding("warning", f"host {host.name} {trouble}", BY_NAME)
+    if well:
+        yield Finding("ok", "every host finds all others by name")
+
+
+def misnamed(name: str, addresses: list[str]) -> str:
+    """What is wrong with the addresses by which another host knows this name; "" where nothing is."""
+    if not addresses:
+        return f"finds no address of {name}"
+    own = [address for address in addresses if network.is_loopback(address)]
+    return f"takes the name {name} for its own ({own[0]})" if own else ""
+
+
 def clocks(fleet: Fleet) -> Iterator[Finding]:
     """How far each clock is from ours: the answer is from the middle between asking and hearing."""
     skews = {}
@@ -127,7 +154,7 @@ def clocks(fleet: Fleet) -> Iterator[Finding]:
         yield Finding("ok", f"clocks are less than {max(apart, 0.01):.2f} s apart")
 
 
-def network(fleet: Fleet) -> Iterator[Finding]:
+def links(fleet: Fleet) -> Iterator[Finding]:
     """Between every two hosts, each way, one pair at a time: they share the wires."""
     if len(fleet.hosts) == 1:
         return
@@ -138,7 +165,8 @@ def network(fleet: Fleet) -> Iterator[Finding]:
         yield Finding("ok", f"host {host.name}: {reached}, which {said}")
     rates = {}
     for sender, receiver in permutations(fleet.hosts, 2):
-        found = sender.ask("measure", address=receiver.address, port=receiver.port, duration=MEASURE_SECONDS)
+        place = {"address": receiver.address, "port": receiver.port}
+        found = sender.ask("measure", MEASURED_SECONDS, **place, duration=MEASURE_SECONDS)
         way, trip = f"{sender.name} to {receiver.name}", 1e3 * found["round_trip_seconds"]
         rates[way] = found["bytes_per_s"] * 8 / 1e6
         yield Finding("ok", f"{way}: {rates[way]:,.0f} Mbit/s, there and back {trip:.2f} ms")

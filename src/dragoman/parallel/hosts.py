@@ -9,8 +9,10 @@ Agents outlive an attempt: after a failure only the hosts that were lost are con
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -84,6 +86,7 @@ class Host:
     ended: Message | None = None
     lost: bool = False
     heard: float = 0.0  # when it said something last
+    received: list[int] = field(default_factory=list)  # signals to the launcher: no answer is waited for then
 
     def connect(self, command: list[str], inbox: queue.Queue[tuple[Host, Message]]) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -138,11 +141,13 @@ class Host:
                 if "error" in found:
                     raise self.error(found["error"])
                 return found
+            if self.received:
+                raise self.error(f"was asked to {do} when the launch was stopped")
             if self.process.poll() is not None and answer.empty():
                 for reader in self.readers:
                     reader.join(LAST_WORDS_SECONDS)
                 raise self.unreachable()
-        self.process.kill()  # it gets another agent when the run is started again
+        self.kill()  # it gets another agent when the run is started again
         raise self.error(f"did not answer within {seconds:.0f} s; is it overloaded, or its file system hanging?")
 
     def error(self, reason: str) -> TrainingError:
@@ -171,8 +176,14 @@ class Host:
         try:
             self.process.wait(timeout=LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
+
+    def kill(self) -> None:
+        """Our end of the line, with all that a remote shell of the user's own making has started for it."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Fleet:
@@ -188,7 +199,7 @@ class Fleet:
 
     def connected(self, name: str, ranks: int) -> Host:
         agent = f"cd {shlex.quote(self.cluster.folder)} && exec {shlex.quote(self.cluster.python)} -m dragoman agent"
-        host = Host(name, ranks)
+        host = Host(name, ranks, received=self.received)
         try:
             host.connect([*shlex.split(self.cluster.shell), name, agent], self.inbox)
         except (OSError, ValueError) as error:
@@ -459,7 +470,7 @@ class Fleet:
             if host.ended is None and time.monotonic() - host.heard > SILENCE_SECONDS:
                 host.words.append(f"silent for {SILENCE_SECONDS:.0f} s")
                 host.heard = time.monotonic()
-                host.process.kill()
+                host.kill()
 
     def tell(self, do: str, **details: Any) -> None:
         """Without waiting for an answer: a host may be gone."""

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,8 @@ from dragoman.errors import TrainingError
 from dragoman.parallel.launch import free_port
 
 REACH_SECONDS = 4.0
+RESOLVE_SECONDS = 10.0  # for all names together: a name server that is gone is waited for much longer
+DRAIN_SECONDS = 30.0  # for a slow link to take a piece, and once more for what lies in buffers
 ELSEWHERE = "192.0.2.1"  # set aside for documents: whatever leads there leads out of this host
 TOKEN_BYTES = 16
 PIECE = b"\0" * 2**18
@@ -70,6 +73,23 @@ def source_address(name: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def resolved(names: list[str]) -> dict[str, list[str]]:
+    """Addresses by which this host knows names; none where it knows a name not, or not in time."""
+    found: dict[str, list[str]] = {}
+
+    def look_up(name: str) -> None:
+        with suppress(OSError, UnicodeError):
+            found[name] = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
+
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in names]
+    deadline = time.monotonic() + RESOLVE_SECONDS
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {name: found.get(name, []) for name in names}
 
 
 def link_mbit(interface: str) -> int | None:
@@ -180,15 +200,26 @@ def measure(address: str, port: int, seconds: float) -> dict[str, Any]:
     """Round trips and bytes per second to a listener of another host, one stream."""
     connection, _ = connected(address, port)
     with connection:
-        trips = [trip(connection) for _ in range(PINGS)]
-        connection.sendall(b"b")
-        end = time.perf_counter() + seconds
-        connection.settimeout(30.0)
-        while time.perf_counter() < end:
-            connection.sendall(PIECE)
-        connection.shutdown(socket.SHUT_WR)
-        total, spent = struct.unpack("!Qd", read_exactly(connection, 16))
+        try:
+            trips = [trip(connection) for _ in range(PINGS)]
+            total, spent = stream(connection, seconds)
+        except TimeoutError:
+            raise TrainingError(
+                f"what it sends to {address} does not arrive in time; check cable, port and limits of both hosts"
+            ) from None
     return {"round_trip_seconds": min(trips), "bytes_per_s": total / spent}
+
+
+def stream(connection: socket.socket, seconds: float) -> tuple[int, float]:
+    """Send for so long; returns how many bytes arrived in how many seconds."""
+    connection.settimeout(DRAIN_SECONDS)
+    connection.sendall(b"b")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        connection.sendall(PIECE)
+    connection.shutdown(socket.SHUT_WR)
+    total, spent = struct.unpack("!Qd", read_exactly(connection, 16))
+    return total, spent
 
 
 def trip(connection: socket.socket) -> float:
