@@ -1,4 +1,4 @@
-"""Two hosts for all tests of this folder, and the real command line on them."""
+"""Two hosts for all tests of this folder, four where one asks for them, and the real command line on them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,22 @@ from dragoman.cli.stages import train
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory):
+def hosts_or_skip(count, folder):
     reason = missing()
     if reason:
         pytest.skip(f"hosts out of network namespaces: {reason}")
-    with Lab(2, tmp_path_factory.mktemp("lab")) as made:
+    return Lab(count, folder)
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    with hosts_or_skip(2, tmp_path_factory.mktemp("lab")) as made:
+        yield made
+
+
+@pytest.fixture
+def four_hosts(tmp_path):
+    with hosts_or_skip(4, tmp_path) as made:
         yield made
 
 
@@ -77,11 +87,13 @@ def weights(run, step):
 
 @pytest.fixture
 def learnt_the_same(alone):
-    def check(run: Path) -> None:
-        for name, tensor in weights(run, 3).items():
+    def check(run: Path, hosts: str = "ab") -> None:
+        learnt = weights(run, 3)
+        assert learnt.keys() == alone.keys()
+        for name, tensor in learnt.items():
             torch.testing.assert_close(alone[name], tensor, rtol=1e-4, atol=1e-6)
         found = runs.read_json(run / "environment.json")
-        assert [entry["host"] for entry in found["hosts"]] == ["a", "b"]
+        assert [entry["host"] for entry in found["hosts"]] == list(hosts)
 
     return check
 

@@ -37,6 +37,21 @@ def test_hosts_learn_what_one_process_learns(start, split, learnt_the_same, tmp_
     assert "[a/0] training 3 of 3" in result.stdout, "lines carry host and rank"
 
 
+@pytest.mark.cluster
+def test_four_hosts_learn_what_one_process_learns(start, four_hosts, split, learnt_the_same, tmp_path):
+    start.lab = four_hosts
+    start(*split, hosts="a:1,b:1,c:1,d:1")
+    learnt_the_same(tmp_path / "run", hosts="abcd")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("strategy", ["two_level", "fsdp", "hybrid"])
+def test_every_exact_strategy_learns_what_one_process_learns(start, split, learnt_the_same, tmp_path, strategy):
+    """An island is a host, as it is found, not as it is said."""
+    start(*split, f"parallel.strategy={strategy}", hosts="a:2,b:2")
+    learnt_the_same(tmp_path / "run")
+
+
 def one_line(result):
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.strip().splitlines()
@@ -63,6 +78,12 @@ class TestMistakes:
         assert (
             f"host a: has no interface ib0 that is up; it has eth0 ({start.lab.address('a')}), lo (127.0.0.1)" in line
         )
+
+    def test_an_interface_that_no_other_host_can_reach(self, start):
+        line = one_line(start(options=("--interface", "lo"), check=False))
+        assert "host b: cannot connect to host a at port " in line
+        assert "127.0.0.1: " in line
+        assert "or name another network with --interface" in line
 
     def test_a_closed_port(self, start):
         start.lab.close_port("a", 29555)

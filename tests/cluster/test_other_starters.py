@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
-from contextlib import ExitStack
+import tempfile
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from support import as_overrides, dragoman, tiny_config
@@ -63,5 +65,39 @@ def test_the_script_for_slurm(lab, prepared, split, learnt_the_same, tmp_path):
     run_file.write_text(to_toml(tiny_config(prepared.folder, tmp_path / "run", *split)), encoding="utf-8")
     words = ["launch", str(run_file), "--slurm", "--nodes", "2", "--tasks", "1"]
     dragoman(*words, env={**ENVIRONMENT, "PATH": f"{tools}:{os.environ['PATH']}"}, cwd=tmp_path)
+    assert lab.left_behind() == []
+    learnt_the_same(tmp_path / "run")
+
+
+@contextmanager
+def ray_on_each_host(lab, environment):
+    """One core each, so that every host gets a rank. Both nodes want the same folder (a short
+    path, for sockets), which they do not share on real machines."""
+    place = f"{lab.address('a')}:6399"
+    roles = {"a": ["--head", "--port=6399", "--include-dashboard=false"], "b": [f"--address={place}"]}
+    apart = 'mount -t tmpfs none "$0"; exec "$@"'
+    with tempfile.TemporaryDirectory(prefix="dm-ray-", dir="/tmp") as folder, ExitStack() as stack:
+        for host, role in roles.items():
+            ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, "--num-cpus=1", "--block"]
+            words = [*ray, f"--node-ip-address={lab.address(host)}", f"--temp-dir={folder}", "--disable-usage-stats"]
+            words = words if host == "a" else ["unshare", "--mount", "sh", "-c", apart, folder, *words]
+            node = subprocess.Popen(lab.command(host, *words), env=environment, stdout=subprocess.PIPE, text=True)
+            stack.callback(node.wait)
+            stack.callback(node.terminate)
+            assert any("Ray runtime started" in line for line in node.stdout), host
+        yield place
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("alone_with_ray")
+def test_ray_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    config = tiny_config(prepared.folder, tmp_path / "run", *split)
+    words = lab.dragoman("train", "tiny", *as_overrides(config), "--nproc", "2", "--engine", "ray")
+    known = {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of this cluster alone
+    with ray_on_each_host(lab, known) as place:
+        known["RAY_ADDRESS"] = place
+        result = subprocess.run(words, capture_output=True, text=True, env=known, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
     assert lab.left_behind() == []
     learnt_the_same(tmp_path / "run")

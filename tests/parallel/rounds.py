@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dragoman.parallel.launch import free_port
 
+TESTS = Path(__file__).parents[1]
+
 
 @dataclass
 class Round:
@@ -20,13 +22,18 @@ class Round:
 
 
 def run_rounds(ranks: int, rounds: list[Round], folder: Path) -> None:
-    """All rounds over so many ranks; the first error of a rank is the error of the test."""
+    """All rounds over so many ranks."""
     plan = folder / "rounds.json"
     plan.write_text(json.dumps([[each.overrides, each.resume] for each in rounds]), encoding="utf-8")
+    run_ranks(ranks, [sys.executable, __file__, str(plan)], folder)
+
+
+def run_ranks(ranks: int, command: list[str], folder: Path) -> None:
+    """So many processes of one command, which see the modules of tests; the first error of a rank is the error of the test."""
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     errors = [(folder / f"rank-{rank}.err").open("w+", encoding="utf-8") for rank in range(ranks)]
-    command = [sys.executable, __file__, str(plan)]
     processes = [
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors[rank])
         for rank in range(ranks)

@@ -1,10 +1,17 @@
-"""What is made smaller on the wire is not lost, and the outer step is Nesterov's: by a group of one."""
+"""What is made smaller on the wire is not lost, and the outer step is Nesterov's: by a group of one, and where numbers come in
+pieces by three processes."""
 
 from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from parallel.rounds import run_ranks
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dragoman.config.schema import Parallel
@@ -14,6 +21,9 @@ from dragoman.parallel.islands import Islands
 from dragoman.parallel.local import Local
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy
+
+RANKS, ROUNDS = 3, 4
+MANY = 2 * wire.PIECE + 100_003  # three pieces, the last of them shorter; no equal part for each rank
 
 
 @pytest.fixture
@@ -36,6 +46,37 @@ def test_rounding_is_owed_and_paid_back(group, count):
         taken += numbers
     torch.testing.assert_close(taken + residual[:count], given, rtol=1e-4, atol=1e-5)
     assert residual.abs().max() < 0.1, "one rounding, not fifty"
+
+
+def drawn(rank, number):
+    """What a rank gives in a round."""
+    return torch.randn(MANY, generator=torch.Generator().manual_seed(RANKS * number + rank))
+
+
+def sum_drawn(folder):
+    """One of the ranks: keeps what came out of every round, and what it owes at the end."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    residual, taken = torch.zeros(wire.padded_size(MANY, RANKS)), {}
+    for number in range(ROUNDS):
+        numbers = drawn(rank, number)
+        wire.sum_over(numbers, None, "int8", residual)
+        taken[f"taken.{number}"] = numbers
+    save_file({"residual": residual, **taken}, Path(folder) / f"{rank}.safetensors")
+    dist.destroy_process_group()
+
+
+def test_three_ranks_take_the_same_bits_and_owe_the_rest(tmp_path):
+    """What came out and what all of them owe is what went in, but for the rounding of fp32."""
+    run_ranks(RANKS, [sys.executable, __file__, str(tmp_path)], tmp_path)
+    found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(RANKS)]
+    owed = sum(each.pop("residual").double() for each in found)
+    assert all(each[name].equal(found[0][name]) for each in found for name in each)
+    given = sum(drawn(rank, number).double() for rank in range(RANKS) for number in range(ROUNDS))
+    taken = sum(numbers.double() for numbers in found[0].values())
+    torch.testing.assert_close(taken + owed[:MANY], given, rtol=0, atol=1e-5)
+    assert not owed[MANY:].any(), "nobody owes what nobody gave"
+    assert 0.01 < owed.abs().max() < 0.2, "some roundings, not those of every round"
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
@@ -148,3 +189,7 @@ def test_a_gradient_that_is_refused_is_owed_to_no_later_one():
     assert owing.own_state()["residual.1"].tolist() == [1.0, 1.0]
     owing.forgive(torch.tensor(True))
     assert not any(tensor.any() for tensor in owing.own_state().values())
+
+
+if __name__ == "__main__":
+    sum_drawn(sys.argv[1])

@@ -11,15 +11,15 @@ import sys
 import tempfile
 import time
 from concurrent import futures
+from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any
 
 from dragoman import ray_cluster, runs
 from dragoman.errors import TrainingError
 from dragoman.parallel.launch import free_port, listening, pause, resumed, stopped_well, worth_another
-from dragoman.parallel.ranks import FAILED, RESTART, STOPS, Outcome, die_with_parent, kind_of
+from dragoman.parallel.ranks import FAILED, RESTART, STOPS, Outcome, Place, die_with_parent, kind_of
 
-MEETING_SECONDS = 120  # for all workers to be there
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
 GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worker may notice last
 
@@ -43,7 +43,7 @@ def launch_on_ray(processes: int | None, arguments: list[str], device: str, rest
 def trainer_of(ray: Any, processes: int | None, told: dict[str, Any], device: str, restarts: int, notes: str) -> Any:
     """`told`: to every worker. `notes`: the folder for those of Ray."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     available = ray.cluster_resources()
     gpus = int(available.get("GPU", 0)) if device != "cpu" else 0  # of the cluster: this host may have none
@@ -55,10 +55,25 @@ def trainer_of(ray: Any, processes: int | None, told: dict[str, Any], device: st
     return TorchTrainer(
         be_worker,
         train_loop_config=told,
-        torch_config=TorchConfig(backend="gloo", timeout_s=MEETING_SECONDS),  # only to agree on a port
+        torch_config=no_group(),
         scaling_config=ScalingConfig(num_workers=wanted, use_gpu=gpus > 0),
         run_config=RunConfig(storage_path=notes, failure_config=FailureConfig(max_failures=restarts)),
     )
+
+
+def no_group() -> Any:
+    """Ray's own group of torch would be made in the workers, by addresses that their host names stand for: loopback ones, on many
+    machines, where two nodes never meet. Ranks make one by themselves, and know better. Those of a node see all its GPUs."""
+    from ray.train.backend import Backend
+    from ray.train.torch import TorchConfig
+
+    class Neighbours(Backend):  # type: ignore[misc]
+        share_cuda_visible_devices = True
+
+    class NoGroup(TorchConfig):  # type: ignore[misc]
+        backend_cls, train_func_context = Neighbours, nullcontext
+
+    return NoGroup()
 
 
 def run_ranks(ray: Any, desk: Any, trainer: Any, received: list[int]) -> int:
@@ -130,15 +145,13 @@ class Desk:
 
 
 def be_worker(config: dict[str, Any]) -> None:
-    """One rank, on the node that Ray chose. Ray has set what torchrun would set; its port is taken by Ray itself."""
+    """One rank, on the node that Ray chose."""
     import ray
-    import torch.distributed as dist
 
-    rank, desk = dist.get_rank(), config["desk"]
-    port = [free_port("") if rank == 0 else 0]
-    dist.broadcast_object_list(port)
+    environment, desk = own_environment(), config["desk"]
+    rank = int(environment["RANK"])
     attempt = ray.get(desk.begin.remote(rank))
-    settings = {"MASTER_PORT": str(port[0]), RESTART: str(attempt)}
+    settings = {**environment, RESTART: str(attempt)}
     command = [sys.executable, "-m", "dragoman", *resumed(config["arguments"], attempt)]
     pause(ray.get(desk.failures.remote(attempt)), lambda: ray.get(desk.received.remote()))
     # A session of its own: a Ctrl-C at the terminal reaches it through the desk alone, once.
@@ -150,6 +163,19 @@ def be_worker(config: dict[str, Any]) -> None:
     finally:
         process.kill()
     tell_end(ray, desk, rank, attempt, code, runs.RunFolder(config["run"]))
+
+
+def own_environment() -> dict[str, str]:
+    """What torchrun would set. All workers of an attempt are here when it returns; rank 0 is where Ray knows its node."""
+    from ray.train import get_context
+    from ray.train.collective import broadcast_from_rank_zero
+    from ray.util import get_node_ip_address
+
+    context = get_context()
+    local, ranks_here = context.get_local_rank(), context.get_local_world_size()
+    address, port = broadcast_from_rank_zero((get_node_ip_address(), free_port("")))
+    first = context.get_world_rank() - local
+    return Place(first, ranks_here, context.get_world_size(), address, port).environment(local)
 
 
 def tell_end(ray: Any, desk: Any, rank: int, attempt: int, code: int, run: runs.RunFolder) -> None:
