@@ -41,12 +41,11 @@ from lab import Lab, missing
 from torch import Tensor, nn
 
 from dragoman import runs
-from dragoman.cli import forecast
 from dragoman.cli.demo import RUN_FILE
 from dragoman.cli.stages import prepare
 from dragoman.config import load_config, to_toml
 from dragoman.config.schema import Parallel
-from dragoman.parallel import plan
+from dragoman.parallel import plan, trial
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh, joined
 from dragoman.parallel.ranks import Place
@@ -116,7 +115,7 @@ class Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         time.sleep(2 * ctx.seconds / 3)
-        return incoming, ctx.gradient, None, None
+        return incoming, ctx.gradient.detach(), None, None  # not copied: on such a machine the GPU would have made it
 
 
 class Layer(nn.Module):
@@ -146,7 +145,10 @@ def rank_main(options: argparse.Namespace) -> None:
             if not line[0]:
                 return
             request = json.loads(line[0])
-            found = measure(Cell(**request["cell"]), request["seconds"], mesh, options)
+            if "close" in request:
+                found = asdict(trial.tried_among(mesh, request["close"]))
+            else:
+                found = measure(Cell(**request["cell"]), request["seconds"], mesh, options)
             gc.collect()  # models and hooks know each other: without this every cell's memory stays until there is none left
             if mesh.is_main:
                 print(json.dumps(found), flush=True)
@@ -167,13 +169,15 @@ def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Names
     step = stepper(strategy, wrapped, objective, alone)
     strategy.settle(lambda: step(1)) if not alone else step(1)
     rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1
-    began = time.perf_counter()
     for number in range(1, rare + 1):
-        step(number)  # the first exchange has nothing before it
+        step(number)  # memory is new, and the first exchange has nothing before it
+    began = time.perf_counter()
+    for number in range(rare + 1, 2 * rare + 1):
+        step(number)
     steps = agreed_steps((time.perf_counter() - began) / rare, most_seconds, rare)
     torch.distributed.barrier()  # a fragment may be on its way, when counting begins as when it ends
     start, sent = time.perf_counter(), network_bytes()
-    for number in range(rare + 1, rare + 1 + steps):
+    for number in range(2 * rare + 1, 2 * rare + 1 + steps):
         step(number)
     torch.distributed.barrier()
     seconds, sent = time.perf_counter() - start, network_bytes() - sent
@@ -231,15 +235,22 @@ class Ranks:
                 )
 
     def measure(self, cell: Cell, seconds: float) -> dict[str, float]:
+        return self.asked(cell.name, cell=asdict(cell), seconds=seconds)
+
+    def work(self, close: int) -> plan.Work:
+        """As `dragoman plan` tries it out, over the hosts of the lab."""
+        return plan.Work(**self.asked("the work of exchanges", close=close))
+
+    def asked(self, what: str, **request: Any) -> dict[str, Any]:
         first = self.processes[0]
         assert first.stdin
         assert first.stdout
-        first.stdin.write(json.dumps({"cell": asdict(cell), "seconds": seconds}) + "\n")
+        first.stdin.write(json.dumps(request) + "\n")
         first.stdin.flush()
         line = first.stdout.readline()
         if not line:
-            sys.exit(f"a rank ended while {cell.name} was measured; --verbose shows what it said")
-        found: dict[str, float] = json.loads(line)
+            sys.exit(f"a rank ended while {what} was measured; --verbose shows what it said")
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def end(self) -> None:
@@ -256,9 +267,9 @@ def speeds(
     """Every cell at every rate, beside what `dragoman plan` says of it, with the steps without exchange around it as its time of
     computing."""
     rows: list[dict[str, Any]] = []
-    work = forecast.work("cpu", hosts * each, each)  # before they need the cores, which all hosts share
     with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
         ranks = Ranks(lab, each, options)
+        work = ranks.work(each)  # before any limit
         for rate in rates:
             lab.limit(rate)
             before = ranks.measure(ALONE, options.seconds)["step_seconds"]

@@ -70,7 +70,7 @@ def test_packing_that_is_slower_than_the_link_is_what_a_step_waits_for():
 def test_processes_of_a_host_without_gpus_exchange_among_themselves_first():
     """At every step, whatever happens between hosts; but for strategies that make no difference between ranks."""
     slow = replace(REFERENCE, work=plan.Work(inside=2e-8), bytes_per_s=plan.parse_rate("1tbit"), gloo=True)
-    for strategy in ("two_level", "hybrid", "local", "streaming"):
+    for strategy in ("two_level", "local", "streaming"):
         alone = plan.forecast(replace(slow, ranks_per_host=1), strategy, "fp32")
         inside = plan.inside_seconds(slow, strategy)
         assert inside >= BASE * 2e-8
@@ -81,7 +81,31 @@ def test_processes_of_a_host_without_gpus_exchange_among_themselves_first():
             <= most
         )
         assert plan.inside_seconds(replace(slow, gloo=False), strategy) == 0, "GPUs of a host hardly notice"
-    assert plan.inside_seconds(slow, "ddp") == plan.inside_seconds(slow, "fsdp") == 0
+    for strategy in ("ddp", "fsdp", "hybrid"):
+        assert plan.inside_seconds(slow, strategy) == 0
+
+
+def test_pieces_over_gloo_take_their_travel_or_their_work_whichever_is_more():
+    """And computing waits for them."""
+    slow = replace(REFERENCE, work=plan.Work(pieces=1e-9), gloo=True)
+    for rate, each in (("1tbit", 1e-9), ("1gbit", plan.gloo_turns(4) / plan.parse_rate("1gbit"))):
+        found = plan.forecast(replace(slow, bytes_per_s=plan.parse_rate(rate)), "fsdp")
+        assert found.exposed_seconds == pytest.approx(found.sent_bytes * each)
+
+
+def test_hybrid_over_gloo_takes_its_travel_and_the_work_that_was_tried_out():
+    slow = replace(REFERENCE, work=plan.Work(inside=1e-8, leaders={"fp32": 2e-8}, hybrid=5e-8), gloo=True)
+    found = plan.forecast(slow, "hybrid")
+    assert found.exposed_seconds == pytest.approx(found.sent_bytes / slow.bytes_per_s + BASE * 5e-8)
+
+
+def test_ranks_of_a_host_leave_the_work_between_hosts_to_their_first():
+    """two_level is held against what was tried out with leaders alone, not with all ranks."""
+    both = plan.Work({"int8": 4e-8}, inside=1e-8, leaders={"int8": 2e-8})
+    slow = replace(REFERENCE, work=both, bytes_per_s=plan.parse_rate("1tbit"), gloo=True)
+    found = plan.forecast(slow, "two_level", "int8")
+    assert found.exchange_seconds == pytest.approx(BASE * (2e-8 + 1e-8), rel=0.01)
+    assert plan.forecast(slow, "ddp", "int8").exchange_seconds == pytest.approx(BASE * 4e-8, rel=0.01)
 
 
 def test_only_the_last_micro_batch_hides_an_exchange():
@@ -250,16 +274,17 @@ def test_plan_doctor_and_trainer_count_what_learns(monkeypatch, strategy):
 
 def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):
     """Nothing of a forecast comes from the strategy that it is compared with."""
-    work = plan.Work({"int8": 1e-7}, {"int8": 2e-7}, 1e-8)
+    work = plan.Work({"int8": 1e-7}, {"int8": 2e-7}, inside=1e-8)
     asked = []
-    monkeypatch.setattr(bench.forecast, "work", lambda *given: asked.append(given) or work)
     monkeypatch.setattr(bench, "Lab", lambda hosts, folder: nullcontext(SimpleNamespace(limit=lambda rate: None)))
     found = {"step_seconds": 0.2, "sent_bytes": 1e6, "steps": 5}
-    ranks = SimpleNamespace(measure=lambda cell, seconds: found, end=lambda: None)
+    ranks = SimpleNamespace(
+        measure=lambda cell, seconds: found, work=lambda close: asked.append(close) or work, end=lambda: None
+    )
     monkeypatch.setattr(bench, "Ranks", lambda *_: ranks)
     cells = [bench.Cell("ddp"), bench.Cell("ddp", "int8"), bench.Cell("streaming", "int8")]
     rows = bench.speeds(2, 1, cells, ["", "1gbit"], Namespace(parameters=20_000_000, seconds=0.0))
     setting = plan.Setting(20_000_000, 0, 2, 1, 0.2, plan.parse_rate("1gbit"), work=work, gloo=True)
     planned = [plan.forecast(setting, cell.strategy, cell.wire).step_seconds for cell in cells]
     assert [row["predicted_ms"] for row in rows[3:]] == [round(1e3 * seconds, 1) for seconds in planned]
-    assert asked == [("cpu", 2, 1)], "all hosts of the lab share this machine's cores"
+    assert asked == [1], "tried out once, before any cell and any limit"

@@ -67,7 +67,8 @@ class Local(Strategy):
         self.size = -(-sum(parameter.numel() for parameter in self.parameters) // fragments)
         self.weights = [torch.cat([piece for piece, _ in self.pieces(fragment)]) for fragment in range(fragments)]
         self.momentum = [torch.zeros_like(part) for part in self.weights]
-        self.spare = torch.empty_like(self.weights[0])  # on a CPU fresh memory costs more than what is put there
+        # What is on its way lies in memory of its own: on a CPU fresh memory costs more than what is put there.
+        self.spare = [torch.empty_like(self.weights[0]) for _ in range(5)]
         self.flights.clear()
         self.residuals.clear()
 
@@ -104,28 +105,34 @@ class Local(Strategy):
                     self.land(fragment)
 
     def send(self, fragment: int) -> None:
-        """One fragment at a time is on its way, so that all of them can leave from the same memory."""
-        sent = self.spare[: len(self.weights[fragment])]
+        """One fragment at a time is on its way, so that all of them can leave from the same memory and come back to it."""
+        sent = self.memory(fragment)[0]
         torch.cat([piece for piece, _ in self.pieces(fragment)], out=sent)
         self.flights[fragment] = sent, self.courier.hand_in(lambda: self.agree(fragment, sent))
+
+    def memory(self, fragment: int) -> list[Tensor]:
+        """For the weights that are sent and for the four of an arrival."""
+        return [each[: len(self.weights[fragment])] for each in self.spare]
 
     def agree(self, fragment: int, sent: Tensor) -> Arrival:
         assert self.islands
         share = self.islands.size / self.mesh.world  # an island counts as much as it has ranks
-        difference = torch.sub(self.weights[fragment], sent).mul_(share)
+        difference = torch.sub(self.weights[fragment], sent, out=self.memory(fragment)[1]).mul_(share)
         return self.outer_step(fragment, sent, self.sum_over_islands(difference, fragment))
 
     def outer_step(self, fragment: int, sent: Tensor, difference: Tensor) -> Arrival:
         """Nothing of ours changes before it lands: a checkpoint between is the same, however fast the network is."""
-        decay = self.section.outer_momentum
-        momentum = torch.mul(self.momentum[fragment], decay).add_(difference)
-        step = torch.add(difference, momentum, alpha=decay)
-        weights = torch.sub(self.weights[fragment], step, alpha=self.section.outer_learning_rate)
-        return difference, weights, momentum, torch.sub(weights, sent, out=step)
+        decay, (_, _, weights, momentum, way) = self.section.outer_momentum, self.memory(fragment)
+        torch.mul(self.momentum[fragment], decay, out=momentum).add_(difference)
+        step = torch.add(difference, momentum, alpha=decay, out=way)
+        torch.sub(self.weights[fragment], step, alpha=self.section.outer_learning_rate, out=weights)
+        return difference, weights, momentum, torch.sub(weights, sent, out=way)
 
     def land(self, fragment: int) -> None:
         _, arrival = self.flights.pop(fragment)
-        _, self.weights[fragment], self.momentum[fragment], way = arrival.wait()
+        _, weights, momentum, way = arrival.wait()
+        self.weights[fragment].copy_(weights)
+        self.momentum[fragment].copy_(momentum)
         for piece, place in self.pieces(fragment):
             if self.delay:  # what the others and the outer step add to where this island is by now
                 piece.add_(way[place])

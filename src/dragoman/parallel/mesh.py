@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ from dragoman.parallel import network
 KNOCK_SECONDS = 0.02  # between two tries to reach rank 0
 CONNECT_SECONDS = 5.0
 PATIENCE = timedelta(hours=1)
+KEEPING = {-1: -1, -4: 0, -8: 1}  # mallopt's: never trim, all from the heap, one heap for all threads
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,22 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
     if world == 1:
         yield mesh
         return
+    if mesh.device.type == "cpu":
+        keep_memory()
     timeout = timedelta(seconds=timeout_seconds)
     name_interface()
     dist.init_process_group(mesh.backend, timeout=timeout, rank=rank, world_size=world, store=own_store(rank, timeout))
     yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE), timeout=timeout)
     # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
     dist.destroy_process_group()
+
+
+def keep_memory() -> None:
+    """What an exchange lets go the next one wants again. glibc would give it back to the system, and a virtual machine to its host:
+    memory that is new takes longer there than what is put into it, so that a rank stood still for a second now and then."""
+    with suppress(AttributeError, OSError):  # another C library
+        for option, value in KEEPING.items():
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def name_interface() -> None:

@@ -14,8 +14,7 @@ from dragoman.errors import DragomanError
 BUCKET_BYTES = 25 * 2**20  # of gradients that DDP exchanges at once
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
-EVERY_PART = ("ddp", "two_level", "fsdp")  # strategies that exchange part after part of the gradients
-SHARDING = 4  # times the work of a sum: FSDP gathers twice, gloo sums up before it scatters; all is copied in and out
+EVERY_PART = ("ddp", "two_level")  # strategies that exchange part after part of the gradients
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
 ALMOST = 1.1  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -28,6 +27,11 @@ class Work:
     buckets: dict[str, float] = field(default_factory=dict)  # by wire: gradients of all ranks, as DDP exchanges them
     agreements: dict[str, float] = field(default_factory=dict)  # by wire: weights of islands, with the outer step
     inside: float = 0.0  # gradients of the ranks of one host
+    leaders: dict[str, float] = field(
+        default_factory=dict
+    )  # by wire: the same between hosts that have several ranks each
+    pieces: float = 0.0  # of FSDP over gloo, for every byte that is sent
+    hybrid: float = 0.0  # all of it over gloo
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,8 @@ def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
     rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
     work = work_seconds(setting, strategy, wire)
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
-    if strategy == "fsdp" and setting.gloo:
-        travel *= gloo_turns(members)
-        work *= sent_bytes(setting, strategy, wire) / sent_bytes(setting, "ddp", wire)  # gathers are work, too
+    if strategy == "fsdp" and setting.gloo:  # gathers and what is done with them keep out of each other's way
+        return max(travel * gloo_turns(members), sent_bytes(setting, strategy, wire) * setting.work.pieces) + rounds
     if strategy in EVERY_PART:  # one is worked on while another travels, but for the first and the last
         return max(travel, work) + min(travel, work) / parts + rounds
     return travel + rounds + work
@@ -115,15 +118,18 @@ def work_seconds(setting: Setting, strategy: str, wire: str) -> float:
     """Of one step: what the exchange between hosts takes of a host beside its travel."""
     if strategy in RARELY:
         return setting.parameters * setting.work.agreements.get(wire, 0.0) / setting.inner_steps
-    return setting.parameters * setting.work.buckets.get(wire, 0.0)
+    if strategy == "hybrid":
+        return setting.parameters * setting.work.hybrid
+    tried = setting.work.leaders if strategy == "two_level" and setting.ranks_per_host > 1 else setting.work.buckets
+    return setting.parameters * tried.get(wire, 0.0)
 
 
 def inside_seconds(setting: Setting, strategy: str) -> float:
     """Of one step: what the ranks of a host do among themselves before hosts exchange anything. Over gloo that is work for all of
     them; GPUs of a host hardly notice."""
-    if not setting.gloo or 1 in (setting.hosts, setting.ranks_per_host) or strategy in ("ddp", "fsdp"):
+    if not setting.gloo or 1 in (setting.hosts, setting.ranks_per_host) or strategy in ("ddp", "fsdp", "hybrid"):
         return 0.0
-    return setting.parameters * setting.work.inside * (SHARDING if strategy == "hybrid" else 1)
+    return setting.parameters * setting.work.inside
 
 
 def gloo_turns(members: int) -> float:

@@ -28,9 +28,10 @@ from dragoman.cores import usable_cores
 from dragoman.parallel import wire
 from dragoman.parallel.launch import loopback
 from dragoman.parallel.local import Local
-from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.plan import Work, ring
+from dragoman.parallel.mesh import Mesh, keep_memory
+from dragoman.parallel.plan import Setting, Work, ring, sent_bytes
 from dragoman.parallel.ranks import NURSERY, warm
+from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,13 @@ def work(device: torch.device, ranks: int, close: int) -> Work:
             "processes of this host could not try out an exchange: its work is left out, and steps will take longer"
         )
         return packing_alone(device)
-    return replace(found, inside=found.inside * ring(close) / ring(fewer)) if fewer > 1 else found
+    more = ring(close) / ring(fewer) if fewer > 1 else 1.0
+    return replace(found, inside=found.inside * more, hybrid=found.hybrid * more)
 
 
 def packing_alone(device: torch.device) -> Work:
     packing = packing_seconds(device)
-    return Work(packing, packing)
+    return Work(packing, packing, leaders=packing)
 
 
 def packing_seconds(device: torch.device) -> dict[str, float]:
@@ -104,27 +106,52 @@ def tried(ranks: int, close: int, store: Path) -> Work | None:
 
 
 def be_one(rank: int, ranks: int, close: int, store: str, out: Connection) -> None:
+    """One of the processes that try."""
     torch.set_num_threads(max(1, usable_cores() // ranks))
+    keep_memory()  # as ranks do
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     patience = timedelta(seconds=PATIENCE_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=patience)
-    mesh = Mesh(rank, ranks, 0, torch.device("cpu"), timeout=patience)
+    found = tried_among(Mesh(rank, ranks, 0, torch.device("cpu"), timeout=patience), close)
+    if rank == 0:
+        out.send(found)
+    time.sleep(PATIENCE_SECONDS)  # to be ended by whoever has heard it
+
+
+def tried_among(mesh: Mesh, close: int) -> Work:
+    """By all ranks of a gloo group together, `close` ones of them on one host. Every rank must reach this line."""
+    ranks = mesh.world
     count = max(NUMBERS, min(MOST, OF_ALL_RANKS // ranks))
     alone = seconds_of(step_of(layers(count)), dist.barrier)
-    islands = close if ranks > close else 1  # where all are on one host, as if each were one
+    several = ranks > close  # hosts; where all are on one, each stands for one of them
+    islands = close if several else 1
     wires: Any = tuple(wire.NUMBER_BYTES)
 
     def beyond(strategy: Strategy) -> float:
-        found = seconds_of(step_of(strategy.wrap(layers(count), compiled=False)), dist.barrier) - alone
+        model = layers(count)
+        strategy.shard(model)
+        found = seconds_of(step_of(strategy.wrap(model, compiled=False)), dist.barrier) - alone
         gc.collect()  # models and hooks know each other: each would keep its memory
         return max(0.0, found) / count
 
-    buckets = {kind: beyond(Strategy(Parallel(strategy="ddp", wire=kind), mesh)) for kind in wires}
+    def exchanged(strategy: Any, kind: Any = "fp32", per_island: int = 0) -> float:
+        return beyond(Strategy(Parallel(strategy=strategy, wire=kind, ranks_per_island=per_island), mesh))
+
+    def cut(strategy: Any) -> float:
+        section = Parallel(strategy=strategy, ranks_per_island=close if strategy == "hybrid" else 0)
+        return beyond(Sharded(section, mesh, lambda whole: list(whole.children()), lambda: layers(count)))
+
+    buckets = {kind: exchanged("ddp", kind) for kind in wires}
     agreements = {kind: agreement_seconds(kind, mesh, islands, count) for kind in wires}
-    inside = beyond(Local(Parallel(strategy="local", ranks_per_island=close), mesh)) if close > 1 else 0.0
-    if rank == 0:
-        out.send(Work(buckets, agreements, inside))
-    time.sleep(PATIENCE_SECONDS)  # to be ended by whoever has heard it
+    pieces = cut("fsdp")
+    sent = sent_bytes(Setting(1, 0, ranks, 1, 0.0, 1.0, gloo=True), "fsdp", "fp32")
+    if close == 1:
+        return Work(buckets, agreements, pieces=pieces / sent)
+    inside = beyond(Local(Parallel(strategy="local", ranks_per_island=close), mesh))
+    before = inside if several else 0.0
+    leaders = {kind: max(0.0, exchanged("two_level", kind, islands) - before) for kind in wires}
+    hybrid = cut("hybrid") if several else pieces + leaders["fp32"]
+    return Work(buckets, agreements, inside, leaders, pieces / sent, hybrid)
 
 
 def agreement_seconds(kind: Any, mesh: Mesh, close: int, count: int) -> float:

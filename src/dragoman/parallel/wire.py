@@ -92,8 +92,10 @@ def largest_of(blocks: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    numbers = packed[:, : count_of(packed)].reshape(packed.shape[0], -1, BLOCK)
-    return (numbers * scales_of(packed).unsqueeze(2)).flatten(1)
+    numbers = packed[:, : count_of(packed)].to(torch.float32).view(packed.shape[0], -1, BLOCK)
+    return numbers.mul_(scales_of(packed).unsqueeze(2)).flatten(
+        1
+    )  # in place: memory that is new costs a CPU more than the product
 
 
 def count_of(packed: Tensor) -> int:
