@@ -131,8 +131,12 @@ class Local(Strategy):
     def land(self, fragment: int) -> None:
         _, arrival = self.flights.pop(fragment)
         _, weights, momentum, way = arrival.wait()
-        self.weights[fragment].copy_(weights)
-        self.momentum[fragment].copy_(momentum)
+        if len(weights) == self.size:
+            self.spare[2:4] = self.weights[fragment], self.momentum[fragment]
+            self.weights[fragment], self.momentum[fragment] = weights, momentum
+        else:  # the last one: what it has is too short for the others
+            self.weights[fragment].copy_(weights)
+            self.momentum[fragment].copy_(momentum)
         for piece, place in self.pieces(fragment):
             if self.delay:  # what the others and the outer step add to where this island is by now
                 piece.add_(way[place])
