@@ -146,6 +146,28 @@ def test_a_fragment_keeps_the_way_that_was_gone_while_it_was_on_its_way(group):
     torch.testing.assert_close(objective.weight.detach(), start + 8)
 
 
+def test_fragments_take_the_outer_step_each_by_itself(group):
+    """Round after round, in memory that they share, though the last one is shorter than the others."""
+    objective = nn.Linear(7, 1, bias=False)
+    strategy = alone(Parallel(strategy="streaming", inner_steps=4, fragments=2), objective)
+    places = [slice(0, 4), slice(4, 7)]
+    reference = [objective.weight.detach()[0, place].clone().requires_grad_() for place in places]
+    outers = [torch.optim.SGD([part], lr=0.7, momentum=0.5, nesterov=True) for part in reference]
+    for step in range(1, 21):
+        with torch.no_grad():
+            objective.weight.add_(torch.randn(7) * 0.1)
+        now = objective.weight.detach()[0].clone()
+        strategy.after_step(step)
+        for part, outer, place, sent, landed in zip(
+            reference, outers, places, strategy.sent_at, strategy.landed_at, strict=True
+        ):
+            if step % 4 == landed and part.grad is not None:
+                outer.step()
+            if step % 4 == sent:
+                part.grad = part.detach() - now[place]
+        torch.testing.assert_close(strategy.agreed(objective)["weight"][0], torch.cat(reference).detach())
+
+
 def test_what_is_frozen_is_not_exchanged_and_is_a_part_of_the_model(group):
     objective = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     objective[1].requires_grad_(False)
