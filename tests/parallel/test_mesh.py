@@ -18,10 +18,10 @@ def faults():
 
 {keep}
 found = []
-other = threading.Thread(target=lambda: found.extend(faults() for _ in range(3)))  # as exchanges are
+other = threading.Thread(target=lambda: found.extend(faults() for _ in range(8)))  # as exchanges are
 other.start()
 other.join()
-print(found[-1])
+print(min(found[1:]))
 """
 
 
