@@ -147,7 +147,7 @@ def work(device: str, ranks: int, close: int) -> plan.Work:
     if device != "cpu" and not torch.cuda.is_available():
         return plan.Work()
     if device == "cpu":
-        print("trying out for some seconds what exchanges take on this machine", file=sys.stderr, flush=True)
+        print("trying out for half a minute what exchanges take on this machine", file=sys.stderr, flush=True)
     return trial.work(torch.device("cpu" if device == "cpu" else "cuda"), ranks, close)
 
 
