@@ -27,9 +27,7 @@ class Work:
     buckets: dict[str, float] = field(default_factory=dict)  # by wire: gradients of all ranks, as DDP exchanges them
     agreements: dict[str, float] = field(default_factory=dict)  # by wire: weights of islands, with the outer step
     inside: float = 0.0  # gradients of the ranks of one host
-    leaders: dict[str, float] = field(
-        default_factory=dict
-    )  # by wire: the same between hosts that have several ranks each
+    leaders: dict[str, float] = field(default_factory=dict)  # by wire: gradients of hosts, between their first ranks
     pieces: float = 0.0  # of FSDP over gloo, for every byte that is sent
     hybrid: float = 0.0  # all of it over gloo
 

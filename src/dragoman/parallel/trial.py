@@ -138,7 +138,7 @@ def tried_among(mesh: Mesh, close: int) -> Work:
         return beyond(Strategy(Parallel(strategy=strategy, wire=kind, ranks_per_island=per_island), mesh))
 
     def cut(strategy: Any) -> float:
-        section = Parallel(strategy=strategy, ranks_per_island=close if strategy == "hybrid" else 0)
+        section = Parallel(strategy=strategy, ranks_per_island=close)
         return beyond(Sharded(section, mesh, lambda whole: list(whole.children()), lambda: layers(count)))
 
     buckets = {kind: exchanged("ddp", kind) for kind in wires}

@@ -93,9 +93,8 @@ def largest_of(blocks: Tensor) -> Tensor:
 
 def unpack(packed: Tensor) -> Tensor:
     numbers = packed[:, : count_of(packed)].to(torch.float32).view(packed.shape[0], -1, BLOCK)
-    return numbers.mul_(scales_of(packed).unsqueeze(2)).flatten(
-        1
-    )  # in place: memory that is new costs a CPU more than the product
+    numbers.mul_(scales_of(packed).unsqueeze(2))  # in place: memory that is new costs a CPU more than the product
+    return numbers.flatten(1)
 
 
 def count_of(packed: Tensor) -> int:
