@@ -21,6 +21,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import checkpoint, optim, saving, trainer
 from dragoman.training.data_check import DataCheck
+from dragoman.training.logbook import Logbook
 from dragoman.training.owner import Claim
 from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
@@ -209,8 +210,8 @@ def test_a_run_that_fails_waits_for_nobody():
 def saver(folder, said):
     config = tiny_config(folder / "data", folder / "run")
     mesh, state = Mesh(0, 2, 0, torch.device("cpu")), SimpleNamespace(step=4)
-    parts = (config, runs.RunFolder(folder / "run"), mesh, state, None, None, folder, {}, None, None)
-    return Saver(*parts, lambda name, step, **facts: said.append((name, facts)), lambda *words: None)
+    logbook = SimpleNamespace(event=lambda name, step, **facts: said.append((name, facts)), tell=lambda *words: None)
+    return Saver(config, runs.RunFolder(folder / "run"), mesh, state, None, None, folder, {}, None, None, logbook)
 
 
 def test_what_one_rank_cannot_write_of_its_own_fails_the_checkpoint(tmp_path, monkeypatch):
@@ -256,10 +257,11 @@ def test_going_back_does_not_wait_for_what_waits_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "from_main", lambda mesh, value: value)
     rolling = Trainer.__new__(Trainer)
     rolling.folder, rolling.mesh = runs.RunFolder(tmp_path), Mesh(0, 2, 0, torch.device("cpu"))
-    rolling.state, rolling.started, rolling.disk_full = SimpleNamespace(step=4), 0.0, False
+    rolling.state = SimpleNamespace(step=4)
+    rolling.logbook = Logbook(rolling.folder, rolling.mesh, rolling.state, 8, runs.silent)
     rolling.judge = SimpleNamespace(before=lambda step: None, may_roll_back=lambda step: False)
     rolling.watchdog, rolling.data_check = Watchdog(tmp_path / "stacks", 2.0), DataCheck(None, alone=False)
-    rolling.saver, rolling.metrics = SimpleNamespace(writer=checkpoint.Writer()), None
+    rolling.saver = SimpleNamespace(writer=checkpoint.Writer())
     rolling.saver.writer.start(rolling.data_check.wait_for_all_hosts, print)
     ended = []
 

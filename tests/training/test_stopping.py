@@ -11,6 +11,7 @@ from dragoman.parallel.mesh import Mesh
 from dragoman.training import stopping
 from dragoman.training import trainer as trainer_module
 from dragoman.training.data_check import DataCheck
+from dragoman.training.logbook import Logbook
 from dragoman.training.stopping import Stopping
 from dragoman.training.trainer import Trainer
 
@@ -92,21 +93,25 @@ def test_a_stop_waits_for_no_validation_and_the_resumed_run_makes_up_for_it(prep
         if trainer.state.step == 4:
             trainer.stopping.wanted = "terminated"
 
-    usual_update, usual_loss = Trainer.note_step, trainer_module.validation_loss
+    usual_loop, usual_note, usual_loss = Trainer.loop, Logbook.note_step, trainer_module.validation_loss
     running = []
 
-    def note_step(trainer):
+    def loop(trainer):
         running[:] = [trainer]
+        return usual_loop(trainer)
+
+    def note_step(logbook):
         if when == "before":
-            ask(trainer)
-        usual_update(trainer)
+            ask(running[0])
+        usual_note(logbook)
 
     def loss(*arguments):
         if when == "within":
             ask(running[0])
         return usual_loss(*arguments)
 
-    monkeypatch.setattr(Trainer, "note_step", note_step)
+    monkeypatch.setattr(Trainer, "loop", loop)
+    monkeypatch.setattr(Logbook, "note_step", note_step)
     monkeypatch.setattr(trainer_module, "validation_loss", loss)
     assert train(tiny_config(prepared.folder, stopped.path, *keys)) == "terminated"
     assert [row["step"] for row in runs.read_rows(stopped.metrics) if row["kind"] == "valid"] == [2]

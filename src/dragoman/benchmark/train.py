@@ -75,9 +75,9 @@ def measure_training(
         wait_for_all(mesh)  # all write into the folder that is taken away after this
         if reason in STOP_CODES:
             raise Stopped(reason)
-        if not (mesh.is_main and trainer.metrics):
+        if not mesh.is_main:
             return None
-        trainer.metrics.close()
+        trainer.logbook.close()
         rows = [row for row in runs.read_rows(trainer.folder.metrics) if row["kind"] == "train"]
         return {"bench": "train", **figures.of_trainer(trainer, data, summary(rows, warmup, started), peak_tflops)}
 

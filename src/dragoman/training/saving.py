@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from dragoman.parallel.reduce import from_main, gather
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import checkpoint, optim
 from dragoman.training.data_check import DataCheck
+from dragoman.training.logbook import Logbook
 from dragoman.training.owner import Claim
 from dragoman.training.state import TrainState
 from dragoman.training.watchdog import Watchdog
@@ -43,8 +43,7 @@ class Saver:
     identity: dict[str, Any]  # what must be the same on resume
     data_check: DataCheck
     watchdog: Watchdog
-    event: Callable[..., None]  # name, step, facts by their names
-    tell: Callable[[str, str, int], None]  # stage, words to the operator, step
+    logbook: Logbook
     claim: Claim | None = None
     writer: checkpoint.Writer = field(default_factory=checkpoint.Writer)
     memory: checkpoint.HostMemory = field(default_factory=checkpoint.HostMemory)
@@ -85,7 +84,7 @@ class Saver:
                 checkpoint.prune(self.folder, self.config.checkpoint)
                 spent = round(time.perf_counter() - began, 3)
                 when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
-                self.event("checkpoint", taken.step, **when, bytes=written)
+                self.logbook.event("checkpoint", taken.step, **when, bytes=written)
             finally:  # on a full disk what no checkpoint has taken would be in the way of the next one
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,6 +121,6 @@ class Saver:
 
     def failed(self, step: int, error: Exception) -> None:
         self.writer.error = error  # of the last one, this ends the run in words
-        self.event("checkpoint_failed", step, error=str(error))
+        self.logbook.event("checkpoint_failed", step, error=str(error))
         detail = f"the checkpoint of step {step} could not be written ({error}); training goes on, older ones are kept"
-        self.tell("checkpoint", detail, step)
+        self.logbook.tell("checkpoint", detail, step)

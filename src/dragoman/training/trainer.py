@@ -6,15 +6,14 @@ resume or begin -> [ step -> record -> validate when due -> checkpoint when due 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -31,7 +30,6 @@ from dragoman.model.folder import Description
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics, sinks
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, wait_for_all
@@ -42,13 +40,13 @@ from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
 from dragoman.training.divergence import HISTORY, Judge
 from dragoman.training.garbage import Aside
+from dragoman.training.logbook import Logbook
 from dragoman.training.precision import arithmetic_of
 from dragoman.training.recorded import Recorded
 from dragoman.training.saving import Saver
 from dragoman.training.state import TrainState
 from dragoman.training.step import ANY_FINITE, update
 from dragoman.training.stopping import TIME_LIMIT, Stopping
-from dragoman.training.straggler import Lookout
 from dragoman.training.validate import even_slice, validation_loss
 from dragoman.training.watchdog import END, START, Watchdog
 from dragoman.training.window import Totals, Window
@@ -58,7 +56,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ROLLED_BACK = "rolled back"  # a reason not to stop but to read on from where training now is
-REACHED = "%012d\n"  # always as long: it is written over
 CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
 
 
@@ -100,7 +97,7 @@ class Trainer:
         watchdog: Watchdog | None = None,
     ):
         self.config, self.data, self.mesh = config, data, mesh
-        self.tasks, self.version, self.progress = tasks, version, progress
+        self.tasks, self.version = tasks, version
         self.folder = runs.RunFolder(config.run.folder)
         self.train_data, self.valid_data = data.encoded("train"), data.encoded("valid")
         self.train_slice = even_slice(self.train_data, len(self.valid_data))
@@ -129,21 +126,17 @@ class Trainer:
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
         pieces, langs = data.vocabulary, (config.data.source_lang, config.data.target_lang)
         self.description = Description(config.model, len(pieces), *langs, config.translate, pieces.source_size)
-        self.started = time.time()
-        self.metrics: Metrics | None = None  # on the main rank only
-        self.reached: BinaryIO | None = None  # likewise
+        self.logbook = Logbook(self.folder, mesh, self.state, config.train.max_steps, progress)
         self.data_check = DataCheck(data, alone=mesh.world == 1)
         self.stopping = Stopping(mesh, self.data_check)
         self.watchdog = watchdog or Watchdog(self.folder.stacks(mesh.rank), config.train.timeout_seconds)
-        self.watchdog.tell = self.tell_hang
+        self.watchdog.tell = self.logbook.hang
         what = (config, self.folder, mesh, self.state, self.strategy, self.description, data.vocabulary.path)
-        self.saver = Saver(*what, self.identity, self.data_check, self.watchdog, self.event, self.tell)
+        self.saver = Saver(*what, self.identity, self.data_check, self.watchdog, self.logbook)
         self.judge = Judge(len(data.vocabulary), one_mixture=len(self.stages) < 2)
         self.fault = fault.wanted()
-        self.disk_full = self.stopped = False
         self.changed: list[str] = []  # keys of the configuration since the run was started last
-        self.host_of: dict[int, str] = {}  # by rank
-        self.lookout, self.aside = Lookout(), Aside()
+        self.aside = Aside()
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
 
     def fresh_objective(self) -> SequenceLoss:
@@ -173,19 +166,19 @@ class Trainer:
             cost = max(map(runs.step_of, map(Path, found.damaged)), default=0) - self.state.step
             damaged = f"; damaged: {', '.join(found.damaged)}, which costs {cost} steps" if found.damaged else ""
             changed = f"; changed since: {', '.join(self.changed)}" if self.changed else ""
-            self.tell("resuming", f"from {source}{damaged}{changed}")
+            self.logbook.tell("resuming", f"from {source}{damaged}{changed}")
         elif resume:
-            self.tell("starting", f"nothing to resume in {self.folder.path}")
+            self.logbook.tell("starting", f"nothing to resume in {self.folder.path}")
         if self.config.train.tokens_per_gpu == "auto" and not self.done:
             self.share = replace(self.share, micro_rows=self.rows_for_all())
         hosts = facts.hosts(self.mesh)  # an exchange: nobody writes before everybody has read
         self.first_of_host = any(self.mesh.rank == entry["ranks"][0] for entry in hosts)
-        self.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
+        self.logbook.host_of = {rank: entry["host"] for entry in hosts for rank in entry["ranks"]}
         if self.mesh.is_main and not self.done:
             self.write_facts(hosts, found)
             if self.taken and source is None:
                 runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
-                self.tell("starting", start.told(self.taken))
+                self.logbook.tell("starting", start.told(self.taken))
         self.saver.claim = from_main(self.mesh, self.saver.claim)
         self.judge.learn(self.usual_rows())
 
@@ -198,12 +191,10 @@ class Trainer:
             self.end(TIME_LIMIT)
             return TIME_LIMIT
         monitor = self.config.monitor
-        if self.mesh.is_main:
-            self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
-            self.reached = self.folder.reached.open("r+b")
-        file = self.folder.telemetry / f"{self.host_of[self.mesh.rank]}.jsonl"
+        self.logbook.open(monitor)
+        file = self.folder.telemetry / f"{self.logbook.host_of[self.mesh.rank]}.jsonl"
         telemetry = sampling(file, monitor.interval_seconds, enabled=monitor.telemetry and self.first_of_host)
-        with self.stopping.listening(partial(self.tell, "stopping")):  # until the last checkpoint is written
+        with self.stopping.listening(partial(self.logbook.tell, "stopping")):  # until the last checkpoint is written
             try:
                 with telemetry:
                     if self.first_of_host:
@@ -213,7 +204,7 @@ class Trainer:
                 self.data_check.give_up()
                 self.saver.writer.given_up = True
                 if isinstance(error, DragomanError):
-                    self.tell_fault(error)
+                    self.logbook.fault(error)
                 raise
             finally:
                 self.watchdog.enter(END)
@@ -223,11 +214,8 @@ class Trainer:
         return reason
 
     def end(self, reason: str) -> None:
-        self.stop_event(reason)
-        if self.metrics:
-            self.put_down(self.metrics.close)
-        if self.reached:
-            self.put_down(self.reached.close)
+        self.logbook.stop(reason)
+        self.logbook.close()
         if self.mesh.is_main and self.saver.claim:
             owner.release(self.folder, self.saver.claim)
         wait_for_all(self.mesh)
@@ -296,11 +284,11 @@ class Trainer:
             self.saver.writer.check()
             self.data_check.result()
             if self.watchdog.where == START:
-                self.event("first_step", seconds=round(time.time() - self.started, 3))
+                self.logbook.event("first_step", seconds=round(time.time() - self.logbook.started, 3))
                 if self.mesh.device.type == "cuda":
                     self.aside.put()
             self.watchdog.beat()
-            self.note_step()
+            self.logbook.note_step()
             if self.fault:
                 self.fault.happen(self.mesh.rank, state.step, state.model)
             window.add(loss_sum, norm, step.source_tokens, step.target_tokens, step.slots)
@@ -320,11 +308,6 @@ class Trainer:
                 window = self.new_window()
         return "max_steps"
 
-    def note_step(self) -> None:
-        """In place, without waiting for the disk: rows of metrics may be far apart, and after a fault it counts what was lost."""
-        if self.reached:
-            self.put_down(os.pwrite, self.reached.fileno(), (REACHED % self.state.step).encode(), 0)
-
     def new_window(self) -> Window:
         """fp16 looks for its scale by gradients that are too long: there the scaler alone decides."""
         limit = ANY_FINITE if self.state.scaler.is_enabled() else self.judge.norm_limit
@@ -338,7 +321,7 @@ class Trainer:
     def look_back(self, totals: Totals, rate: float, stopping: str) -> str | None:
         """Write down what a window was, and do what is due after it; returns a reason to stop, or to read on from elsewhere."""
         if totals.skipped:
-            self.event("skipped", steps=totals.skipped)
+            self.logbook.event("skipped", steps=totals.skipped)
         if totals.skipped < totals.steps:
             self.record(totals, rate)
         wrong = self.judge.look(totals, self.state.step)
@@ -360,7 +343,7 @@ class Trainer:
         found = checkpoint.newest_sound(self.folder, before).source if self.mesh.is_main else None
         source = from_main(self.mesh, found)
         if not self.judge.may_roll_back(self.state.step) or source is None:
-            self.stop_event("diverged")
+            self.logbook.stop("diverged")
             raise TrainingError(
                 f"step {self.state.step}: {reason}; training diverged. Lower "
                 "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
@@ -374,12 +357,12 @@ class Trainer:
             assert self.saver.claim
             owner.require(self.folder, self.saver.claim)
             checkpoint.tidy(self.folder, self.state.step)
-            self.forget_lost_rows()
+            self.logbook.forget_lost_rows()
         self.judge.learn(self.usual_rows())
         self.stopping.forget()
         steps = {"from_step": lost, "lost_steps": lost - self.state.step}
-        self.event("roll_back", **steps, checkpoint=source.name, reason=reason)
-        self.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
+        self.logbook.event("roll_back", **steps, checkpoint=source.name, reason=reason)
+        self.logbook.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
 
     def usual_rows(self) -> list[tuple[float, float]]:
         """Loss and longest gradient of the last rows, as the main rank reads them."""
@@ -435,75 +418,16 @@ class Trainer:
             f"Checkpoints are in {self.folder.checkpoints}"
         )
 
-    # --- records ---
-
     def record(self, totals: Totals, rate: float) -> None:
-        """One row of metrics, from sums that are the same on every rank."""
-        state = self.state
         self.require_owner()
-        state.train_seconds += totals.seconds
-        row = facts.metrics_row(state, totals, rate, len(self.train_data))
-        if self.metrics:
-            self.put_down(self.metrics.write, row)
-            self.put_down(runs.append_row, self.folder.spans, facts.spans_row(state.step, totals))
-        detail = f"loss {totals.loss:.3f}, {row['target_tokens_per_s']:,.0f} target tokens/s"
-        self.tell("training", detail)
-        log.info("step %d: %s, lr %.2e, %.3f s a step", state.step, detail, rate, row["step_seconds"])
-        self.name_straggler(totals.spans)
+        self.state.train_seconds += totals.seconds
+        self.logbook.steps(totals, rate, len(self.train_data))
 
     def require_owner(self) -> None:
         """A run that is somebody else's by now is not written into; a disk that does not answer is no reason to stop."""
         if self.mesh.is_main and self.saver.claim:
             with suppress(OSError):
                 owner.require(self.folder, self.saver.claim)
-
-    def name_straggler(self, spans: dict[str, list[float]]) -> None:
-        """Once, when a rank begins to hold the others up, and once when it no longer does."""
-        before, found = self.lookout.named, self.lookout.look(spans)
-        if found and (before is None or found.rank != before.rank):
-            host = self.host_of[found.rank]
-            self.event("straggler", host=host, **asdict(found))
-            self.tell("straggler", found.sentence(host))
-        elif before and not found:
-            self.event("straggler_gone", rank=before.rank)
-
-    def tell(self, stage: str, words: str, at: int | None = None) -> None:
-        self.progress(stage, self.state.step if at is None else at, self.config.train.max_steps, words)
-
-    def tell_hang(self, section: str, seconds: float) -> None:
-        """By the rank that hangs itself; nothing else of it works any more. Before there is a run there is no place for it."""
-        if self.folder.exists():
-            row = self.own_row("hang") | {"section": section, "seconds": round(seconds, 1)}
-            runs.append_row(self.folder.events, row)
-
-    def tell_fault(self, error: DragomanError) -> None:
-        """By the rank that stops the run; the one that writes may not know of it. What all know (drift, divergence) is told already."""
-        if not (self.stopped or isinstance(error, DriftError | owner.FencedError)):
-            row = self.own_row("fault") | {"kind": "error", "error": str(error)}
-            self.put_down(runs.append_row, self.folder.events, row)
-
-    def own_row(self, name: str) -> runs.Row:
-        return {"event": name, "step": self.state.step, "host": socket.gethostname(), "rank": self.mesh.rank}
-
-    def stop_event(self, reason: str) -> None:
-        self.stopped = True
-        self.event("stop", reason=reason, seconds=round(time.time() - self.started, 3))
-
-    def event(self, name: str, at: int | None = None, **facts: Any) -> None:
-        step = self.state.step if at is None else at
-        if self.mesh.is_main:
-            self.put_down(runs.append_row, self.folder.events, {"event": name, "step": step, **facts})
-        log.info("%s at step %d %s", name, step, facts or "")
-
-    def put_down(self, write: Callable[..., object], *what: Any) -> None:
-        """A row that a full disk does not take is told, once, and training goes on: it is the weights that count."""
-        try:
-            write(*what)
-            self.disk_full = False
-        except OSError as error:
-            if not self.disk_full:
-                self.tell("disk", f"a row could not be written ({error}); training goes on")
-            self.disk_full = True
 
     # --- what is due ---
 
@@ -539,10 +463,10 @@ class Trainer:
         """Ranks that must hold the same weights do; whoever does not is named, before anything of it is validated or saved."""
         drift = replicas.compare(self.strategy, self.state.model)
         if drift:
-            hosts = [self.host_of[rank] for rank in drift.ranks]
-            self.event("drift", ranks=drift.ranks, hosts=hosts, known=drift.known)
+            hosts = [self.logbook.host_of[rank] for rank in drift.ranks]
+            self.logbook.event("drift", ranks=drift.ranks, hosts=hosts, known=drift.known)
             raise DriftError(
-                f"step {self.state.step}: {drift.sentence(self.host_of)}: a fault of memory, device or network. "
+                f"step {self.state.step}: {drift.sentence(self.logbook.host_of)}: a fault of memory, device or network. "
                 f"The checkpoints in {self.folder.checkpoints} are from before; --resume goes on from there"
             )
 
@@ -567,12 +491,7 @@ class Trainer:
         self.objective.train()
         if not scores:
             return {}
-        seconds = round(time.perf_counter() - start, 3)
-        if self.metrics:
-            self.put_down(self.metrics.write, {"kind": "valid", "step": self.state.step, **scores, "seconds": seconds})
-        self.event("validation", seconds=seconds)
-        bleu = f", BLEU {scores['bleu']:.1f}" if "bleu" in scores else ""
-        self.tell("validation", f"loss {scores['loss']:.3f}{bleu} ({seconds:.1f} s)")
+        self.logbook.validation(scores, time.perf_counter() - start)
         return scores
 
     def is_best(self, scores: dict[str, Any]) -> bool:
@@ -615,20 +534,22 @@ class Trainer:
         self.take_over(found)
         runs.write_json(self.folder.environment, environment | own)
         runs.write_json(self.folder.data, self.data.manifest)
-        lost, after = self.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
+        lost, after = self.logbook.forget_lost_rows(), facts.ended_by(runs.read_rows(self.folder.events))
         story: dict[str, Any] = {"ranks": self.mesh.world, "hosts": [entry["host"] for entry in hosts]}
         more = {"after": after, "changed": self.changed, "damaged": list(found.damaged)}
         story |= {key: value for key, value in more.items() if value}
         if after == facts.SILENT:  # nobody of ours watched: torchrun, a scheduler, one process alone
-            self.event("fault", kind="silent", host=before.get("host"), rank=None, error=after)
+            self.logbook.event("fault", kind="silent", host=before.get("host"), rank=None, error=after)
         if found.source:
-            self.event("resume", lost_steps=lost, **story)
+            self.logbook.event("resume", lost_steps=lost, **story)
         else:  # lost steps: it was killed before its first checkpoint
             story |= {"lost_steps": lost} if lost else {}
-            self.event("start", **story)
+            self.logbook.event("start", **story)
         for name, problem in found.damaged.items():
             cost = runs.step_of(Path(name)) - self.state.step
-            self.event("damaged", host=self.host_of[0], checkpoint=name, problem=problem, lost_steps=cost)
+            self.logbook.event(
+                "damaged", host=self.logbook.host_of[0], checkpoint=name, problem=problem, lost_steps=cost
+            )
 
     def check_copies(self, source: Path) -> None:
         """The main rank has found it sound; another host may read it wrongly, or read something else. Every rank must reach this
@@ -650,15 +571,3 @@ class Trainer:
                     f"{path}: was written while this start was reading an older one; start it again with --resume"
                 )
         checkpoint.tidy(self.folder, self.state.step)
-
-    def forget_lost_rows(self) -> int:
-        """Take the rows of steps out that will be done again; returns how many steps these were."""
-        newest = runs.newest_step(self.folder)
-        rows = runs.read_rows(self.folder.metrics)
-        kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= self.state.step]
-        runs.write_rows(self.folder.metrics, kept)
-        if self.reached:  # it stays the file that is written over
-            self.note_step()
-        else:
-            runs.write_text(self.folder.reached, REACHED % self.state.step)
-        return max(newest - self.state.step, 0)
