@@ -471,8 +471,9 @@ def main() -> None:
         rows += speeds(hosts, each, cells, [rate for rate, name in RATES.items() if name in options.rates], options)
     scores = [] if options.only == "speed" else quality(options)
     by_name = {score["strategy"]: score["bleu_mean"] for score in scores}
-    for each_row in rows:
-        each_row["bleu"] = by_name.get(each_row["strategy"])
+    for each_row in rows:  # of as many hosts and processes: islands learn otherwise when there are more of them
+        trained = (each_row["hosts"], each_row["ranks_per_host"]) == (options.hosts, options.each)
+        each_row["bleu"] = by_name.get(each_row["strategy"]) if trained else None
     for score in scores:
         equal_time = ", ".join(
             f"{found:.2f} at {RATES[rate]} ({score['step_seconds'][rate]:.3f} s a step)"

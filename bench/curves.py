@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import numpy as np
@@ -31,7 +32,7 @@ from dragoman.model import ops
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.plain import IGNORED
 from dragoman.model.transformer import Transformer
-from dragoman.parallel.mesh import joined
+from dragoman.parallel.mesh import joined, pick_device
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import facts, optim
 from dragoman.training.precision import arithmetic_of, resolve
@@ -54,10 +55,13 @@ def main() -> None:
     usual, tried = options.precisions or ("plain", "fast")
     again = f"{usual if options.precisions else tried}{OTHER}"
     curves = {}
+    ops.look_at(pick_device(config.train.device))
     for name in (usual, tried, again):
         start, fast = time.perf_counter(), name != "plain"
         how = changed(config, train={"precision": name.removesuffix(OTHER)}) if options.precisions else config
-        with patch.object(ops, "on_cpu", ops.on_cpu if fast else lambda x: False):
+        # The plain one takes none of our kernels, on any device: nothing that both might do wrong.
+        own = {} if fast else {"on_cpu": lambda x: False, "HAS_TRITON": False}
+        with patch.multiple(ops, **own) if own else nullcontext():
             curves[name] = curve(how, options.steps, options.every, fast=fast, dropout_seed=2 if name == again else 1)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(f"\n{'step':>6s}" + "".join(f"{name:>22s}" for name in curves))

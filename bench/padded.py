@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dragoman.config import Config
 from dragoman.data.encode import Encoded, Ints, Side
 from dragoman.data.subwords import BOS, PAD
+from dragoman.training.precision import AUTOCAST, NEEDS, arithmetic_of, resolve
 
 
 @dataclass
@@ -114,9 +115,12 @@ class Plain(nn.Module):
 
 
 def arithmetic(config: Config, device: torch.device) -> AbstractContextManager[object]:
-    """bf16 where dragoman would use 16 bits or fewer, on GPUs that have it."""
-    plain = config.train.precision in ("fp32", "tf32") or device.type != "cuda" or not torch.cuda.is_bf16_supported()
-    return nullcontext() if plain else torch.autocast(device.type, dtype=torch.bfloat16)
+    """As dragoman has it, but bf16 where that has fp8, which is its own, or fp16, which wants its loss scaled; on a CPU fp32."""
+    if device.type != "cuda":
+        return nullcontext()
+    name = resolve(config.train.precision, device)
+    has_bf16 = torch.cuda.get_device_capability(device) >= NEEDS["bf16"]
+    return arithmetic_of("bf16" if name in AUTOCAST and has_bf16 else name, device)()
 
 
 def update(module: nn.Module, optimizer: torch.optim.Optimizer, config: Config, batch: Padded) -> Tensor:

@@ -94,7 +94,7 @@ def test_steps_are_rounded_up_to_whole_rows_and_a_budget_ends_them_sooner(config
     assert found["steps"] == 2
 
 
-def test_the_bare_step_counts_the_real_tokens_and_its_phases_make_a_step(config, prepared):
+def test_the_bare_step_counts_the_real_tokens_and_times_every_phase(config, prepared):
     found = measure_step(config, count=3, warmup=1, profile=True)
     target, source, slots = sums(list(islice(stream(config, prepared), 1, 4)))
     assert (found["target_tokens"], found["source_tokens"]) == (target, source)

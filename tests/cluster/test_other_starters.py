@@ -14,6 +14,7 @@ import pytest
 from support import as_overrides, dragoman, tiny_config
 
 from dragoman.config import to_toml
+from dragoman.runs import read_rows
 
 ENVIRONMENT = {
     name: value for name, value in {**os.environ, "OMP_NUM_THREADS": "1"}.items() if name != "GLOO_SOCKET_IFNAME"
@@ -81,7 +82,9 @@ def ray_on_each_host(lab, environment):
             ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, "--num-cpus=1", "--block"]
             words = [*ray, f"--node-ip-address={lab.address(host)}", f"--temp-dir={folder}", "--disable-usage-stats"]
             words = words if host == "a" else ["unshare", "--mount", "sh", "-c", apart, folder, *words]
-            node = subprocess.Popen(lab.command(host, *words), env=environment, stdout=subprocess.PIPE, text=True)
+            node = subprocess.Popen(
+                lab.command(host, *words), env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
+            )
             stack.callback(node.wait)
             stack.callback(node.terminate)
             assert any("Ray runtime started" in line for line in node.stdout), host
@@ -92,12 +95,19 @@ def ray_on_each_host(lab, environment):
 @pytest.mark.usefixtures("alone_with_ray")
 def test_ray_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    config = tiny_config(prepared.folder, tmp_path / "run", *split)
-    words = lab.dragoman("train", "tiny", *as_overrides(config), "--nproc", "2", "--engine", "ray")
+    """Whose nodes stand in another folder than the command, and know nothing of its environment."""
+    run_file = tmp_path / "one.toml"
+    run_file.write_text(to_toml(tiny_config(prepared.folder, "run", *split)), encoding="utf-8")
+    fault = ["--restarts", "1", "--simulate-fault", "kill:rank=1,step=2"]
+    words = lab.dragoman("train", "one.toml", "--nproc", "2", "--engine", "ray", *fault)
     known = {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of this cluster alone
     with ray_on_each_host(lab, known) as place:
         known["RAY_ADDRESS"] = place
-        result = subprocess.run(words, capture_output=True, text=True, env=known, timeout=300, check=False)
+        result = subprocess.run(
+            words, capture_output=True, text=True, env=known, cwd=tmp_path, timeout=300, check=False
+        )
     assert result.returncode == 0, result.stderr
     assert lab.left_behind() == []
+    [told] = (row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["event"] == "fault")
+    assert (told["kind"], told["rank"]) == ("killed", 1)
     learnt_the_same(tmp_path / "run")

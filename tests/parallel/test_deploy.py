@@ -89,6 +89,8 @@ def test_a_run_on_kuberay_survives_the_loss_of_a_node_and_its_folders_are_seen_b
     (job,) = documents(path)
     words = shlex.split(job["spec"]["entrypoint"])
     assert int(words[words.index("--restarts") + 1]) > 0
+    assert "--resume" in words
+    assert job["spec"]["backoffLimit"] > 0, "the head node is lost with the whole cluster of Ray"
     assert "ReadWriteMany" in path.read_text(encoding="utf-8")
     found = list(pods(job))
     assert len(found) == 2

@@ -69,7 +69,12 @@ ALL_IS_WELL = {
         "ports": [40000] if details["port"] is None else [details["port"] or 20001, 40001],
         "token": "t",
     },
-    "reach": lambda details: {"found": {address: [""] * len(details["ports"]) for address in details["addresses"]}},
+    "reach": lambda details: {
+        "found": {
+            name: {address: [""] * len(target["ports"]) for address in target["addresses"]}
+            for name, target in details["targets"].items()
+        }
+    },
     "deaf": {},
     "speed": {"mbit": 1000},
     "measure": {"bytes_per_s": 1e8, "round_trip_seconds": 1e-4},
@@ -148,8 +153,11 @@ def test_a_firewall_is_told_by_the_range_that_it_closes(told, closed, named, lin
     told["b"] = {
         "reach": lambda details: {
             "found": {
-                address: ["no answer" if port in closed and port != 29600 else "" for port in details["ports"]]
-                for address in details["addresses"]
+                name: {
+                    address: ["no answer" if port in closed and port != 29600 else "" for port in target["ports"]]
+                    for address in target["addresses"]
+                }
+                for name, target in details["targets"].items()
             }
         }
     }
@@ -160,6 +168,49 @@ def test_a_firewall_is_told_by_the_range_that_it_closes(told, closed, named, lin
         return
     with pytest.raises(TrainingError, match=f"host b: cannot connect to host a {line}"):
         fleet.take_up()
+
+
+def two_networks(reaches):
+    """A host with a fast network and a slow one; `reaches`: why it does not come to an address."""
+
+    def reach(details):
+        found = {
+            name: {address: [reaches(name, address)] * len(target["ports"]) for address in target["addresses"]}
+            for name, target in details["targets"].items()
+        }
+        return {"found": found}
+
+    return {"look": lambda _: FACTS | {"addresses": {"eth0": "10.0.0.1", "eth1": "10.1.0.1"}}, "reach": reach}
+
+
+def test_the_first_address_that_all_others_reach_is_taken_host_by_host(told):
+    """b's fast network is a bridge that every machine has; a's is cut off from c."""
+    trouble = {("a", "b", "10.0.0.1"): "another machine answered there", ("c", "a", "10.0.0.1"): "no answer within 4 s"}
+    for name in "abc":
+        told[name] = two_networks(lambda other, address, name=name: trouble.get((name, other, address), ""))
+    fleet = fleet_of(names="a:1,b:1,c:1")
+    fleet.take_up()
+    assert [(host.name, host.interface, host.address) for host in fleet.hosts] == [
+        ("a", "eth1", "10.1.0.1"),
+        ("b", "eth1", "10.1.0.1"),
+        ("c", "eth0", "10.0.0.1"),
+    ]
+
+
+def test_hosts_that_meet_nowhere_are_told_with_the_reason_for_every_address(told):
+    for name in "ab":
+        told[name] = two_networks(lambda other, address: "no answer" if address.startswith("10.0") else "refused")
+    why = r"host b: cannot connect to host a at port 20001 \(10\.0\.0\.1: no answer; 10\.1\.0\.1: refused\); open TCP"
+    with pytest.raises(TrainingError, match=why):
+        fleet_of().take_up()
+
+
+def test_all_hosts_try_at_once_to_reach_the_others(told):
+    """A network that drops packets costs one wait, however many hosts there are."""
+    together = threading.Barrier(3)
+    for name in "abc":
+        told[name] = {"reach": lambda details: (together.wait(timeout=20.0) and None) or ALL_IS_WELL["reach"](details)}
+    fleet_of(names="a:1,b:1,c:1").take_up()
 
 
 def beaten(host, patience=5.0):
@@ -412,9 +463,49 @@ def test_data_that_was_copied_in_part_is_a_problem_of_the_host(prepared, tmp_pat
     assert "run.folder" not in problem
 
 
+def test_what_ranks_say_before_an_all_reduce_fails_is_shown_and_not_their_traceback(told):
+    trace = (
+        "rank 2 failed: Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error: unhandled system error"
+    )
+    said = [{"rank": 2, "line": "NCCL WARN Call to ibv_reg_mr failed"}, {"rank": 2, "line": "device cpu"}]
+    told["b"] = {"probed": [*said, ended("failed", rank=2) | {"line": trace}]}
+    told["a"] = {"probed": []}
+    last = findings()[-1]
+    assert (last.verdict, last.text) == (
+        "stop",
+        "an all-reduce failed: host b, rank 2: RuntimeError: NCCL error: unhandled system error",
+    )
+    assert last.heard == ("[b/2] NCCL WARN Call to ibv_reg_mr failed",)
+    assert "--interface" in last.remedy
+
+
+def test_a_host_that_is_away_at_the_last_restart_is_a_fault_and_no_mistake(told, monkeypatch, capsys):
+    """Code 2 would tell whoever started it that starting again does not help."""
+    outcomes = [
+        hosts.Outcome(1, "host b: the connection was lost", kind="lost", host="b"),
+        TrainingError("host b: away"),
+    ]
+    noted = []
+
+    def attempt(fleet, *_):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(hosts.Fleet, "attempt", attempt)
+    monkeypatch.setattr(hosts.Fleet, "note", lambda fleet, *faults: noted.extend(faults))
+    monkeypatch.setattr(hosts, "before_another", lambda *_: None)
+    config = load_config("tiny", ["train.device=cpu"])
+    assert hosts.launch_on_hosts(hosts.Cluster(hosts.parse_hosts("a,b")), config, ["train", "RUN_FILE"], {}, 1) == 1
+    assert "host b: away" in capsys.readouterr().err
+    assert [fault["error"] for fault in noted] == ["host b: the connection was lost", "host b: away"]
+
+
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
+        ("ssh: Could not resolve hostname gpu-cd: Name or service not known", r"try: ssh -o BatchMode=yes .* b true"),
         ("Host key verification failed.", r"accept its key once, by hand: ssh -o ConnectTimeout=10 .* b true"),
         ("Permission denied (publickey).", r"try: ssh -o BatchMode=yes .* b true"),
     ],
@@ -446,6 +537,17 @@ def test_a_remedy_follows_from_how_the_shell_ended_not_from_its_words(shell, lin
     with pytest.raises(TrainingError, match=re.escape(remedy.replace("SHELL", shell)) + "$"):
         host.ask("look")
     host.leave()
+
+
+def test_what_a_login_shell_writes_before_an_answer_does_not_hide_it():
+    """The title of a window, for one, has no end of line."""
+    agent = """printf '\\033]0;gpu1\\007'; read -r request; echo '@dragoman {"ask": 1, "time": 5}'"""
+    host = hosts.Host("b", 1)
+    host.connect(["sh", "-c", agent], queue.Queue())
+    try:
+        assert host.ask("clock")["time"] == 5
+    finally:
+        host.leave()
 
 
 def test_a_host_whose_driver_shows_no_gpu_is_named_before_ranks_wait_for_each_other(told):

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from dragoman.parallel import mesh
 
 AGAIN = """
 import resource, threading, torch
@@ -33,3 +36,21 @@ def test_memory_that_is_let_go_is_there_the_next_time(keep, new):
     )
     pages = (1 << 26) // (1 << 21)  # as large as pages may be
     assert (int(told.stdout) >= pages) == new, told.stdout
+
+
+@pytest.mark.parametrize(("said", "threads"), [("", 3), ("8", 8)])
+def test_one_process_has_no_more_threads_than_its_container_has_cores(monkeypatch, said, threads):
+    """torch sees the cores of the host, not the quota; OMP_NUM_THREADS is the word of whoever knows better."""
+    before = torch.get_num_threads()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(mesh, "usable_cores", lambda: 3)
+    try:
+        torch.set_num_threads(8)
+        with mesh.joined("cpu", 60):
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

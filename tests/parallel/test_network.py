@@ -17,14 +17,21 @@ from dragoman.parallel.launch import PORTS, free_port, loopback
 def test_a_listener_is_heard_at_its_own_address_and_nowhere_else():
     listener = network.Listener(["127.0.0.1"], 0)
     try:
-        found = network.reach(["127.0.0.1", "127.0.0.2"], listener.ports, listener.token)
-        assert found["127.0.0.1"] == ["", ""]
-        assert found["127.0.0.2"] == ["Connection refused"] * 2
-        assert network.reach(["127.0.0.1"], listener.ports[:1], "another word") == {
-            "127.0.0.1": ["another machine answered there"]
+        meant = {"addresses": ["127.0.0.1", "127.0.0.2"], "ports": listener.ports, "token": listener.token}
+        other = {"addresses": ["127.0.0.1"], "ports": listener.ports[:1], "token": "another word"}
+        assert network.reach({"b": meant, "c": other}) == {
+            "b": {"127.0.0.1": ["", ""], "127.0.0.2": ["Connection refused"] * 2},
+            "c": {"127.0.0.1": ["another machine answered there"]},
         }
+        assert network.reach({}) == {}
     finally:
         listener.close()
+
+
+def test_an_address_that_two_interfaces_share_is_listened_at_once():
+    listener = network.Listener(["127.0.0.1", "127.0.0.1"], 0)
+    listener.close()
+    assert len(listener.sockets) == len(listener.ports)
 
 
 def test_a_listener_that_finds_its_port_busy_keeps_no_other():

@@ -51,6 +51,10 @@ def test_the_script_trains_and_goes_on(prepared, tmp_path):
     assert events[-1]["step"] == 6
 
 
+# srun kills its tasks when it is asked to end; scancel asks them past it, of which this one is told by another signal.
+KILLS_ON_TERM = 'trap "exit 137" TERM; trap "exit 143" USR1; echo $$ > HERE/srun.pid'
+
+
 @pytest.mark.parametrize(
     ("ending", "count", "asked", "code"),
     [
@@ -60,11 +64,17 @@ def test_the_script_trains_and_goes_on(prepared, tmp_path):
         ("exit 1", 2, False, 1),  # so many times, and no more
         ("exit 2", 0, False, 2),  # a mistake of the user
         ("exit 0", 0, False, 0),
-        ('trap "exit 143" TERM; kill -TERM $PPID; while :; do sleep 0.02; done', 0, False, 143),  # time is up
+        ("exit 143", 0, False, 143),  # Slurm told the ranks itself
+        (f"{KILLS_ON_TERM}; kill -TERM $PPID; while :; do sleep 0.02; done", 0, False, 143),  # time is up
     ],
 )
 def test_a_fault_is_queued_again_and_a_stop_is_not(ending, count, asked, code, tmp_path):
-    for name, text in (("srun", ending), ("scontrol", f'echo "$@" >> {tmp_path}/asked; echo localhost')):
+    tools = {
+        "srun": ending.replace("HERE", str(tmp_path)),
+        "scancel": f'[ "$*" = "--signal=TERM 7.0" ] && kill -USR1 "$(cat {tmp_path}/srun.pid)"',
+        "scontrol": f'echo "$@" >> {tmp_path}/asked; echo localhost',
+    }
+    for name, text in tools.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     script = slurm.script("tiny", [], 1, 1, sys.executable, str(tmp_path), "", [], restarts=2)

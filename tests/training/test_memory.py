@@ -62,8 +62,21 @@ def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, m
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(memory, "CPU_SLOTS", 512)
     config = tiny_config(prepared.folder, tmp_path / "run")
-    with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu = 1024; train\.tokens_per_gpu=512 fits"):
+    with pytest.raises(TrainingError, match=r"train\.tokens_per_gpu = 1024; train\.tokens_per_gpu=512 fits") as told:
         train(config)
+    assert ("lower translate.batch_tokens" in str(told.value)) == (place == "validation")
+
+
+def test_what_has_failed_is_not_named_as_what_fits(monkeypatch):
+    """A trial knows nothing of what a compiler or a fragmented memory takes beside it."""
+    monkeypatch.setattr(memory, "survives", lambda objective, arithmetic, rows, width, **_: rows <= 100)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    share, packing = Share(256, 0, 1, 256), SimpleNamespace(width=128, wide_width=0)
+    parts = (None, share, packing, Arithmetic("fp32", torch.device("cuda")))
+    assert memory.rows_that_fit(*parts) == 86
+    assert memory.rows_that_fit(*parts, fewer_than=86) == 64
+    assert memory.rows_that_fit(*parts, fewer_than=32) == 29
+    assert memory.rows_that_fit(*parts, fewer_than=1) == 0
 
 
 def test_a_trial_has_gradients_beside_it(monkeypatch):

@@ -210,7 +210,9 @@ def test_a_run_that_fails_waits_for_nobody():
 def saver(folder, said):
     config = tiny_config(folder / "data", folder / "run")
     mesh, state = Mesh(0, 2, 0, torch.device("cpu")), SimpleNamespace(step=4)
-    logbook = SimpleNamespace(event=lambda name, step, **facts: said.append((name, facts)), tell=lambda *words: None)
+    logbook = SimpleNamespace(
+        event=lambda name, step, **facts: said.append((name, facts)), tell=lambda *words: None, host_of={1: "b"}
+    )
     return Saver(config, runs.RunFolder(folder / "run"), mesh, state, None, None, folder, {}, None, None, logbook)
 
 
@@ -275,6 +277,20 @@ def test_going_back_does_not_wait_for_what_waits_for_it(tmp_path, monkeypatch):
     thread.join(20.0)
     rolling.data_check.give_up()
     assert ended
+
+
+def test_a_rank_whose_own_state_is_in_no_checkpoint_is_named_once(tmp_path, monkeypatch):
+    """Under torchrun nobody has looked whether run.folder is shared."""
+    made, told = saver(tmp_path, []), []
+    made.logbook.tell = lambda stage, words: told.append(words)
+    monkeypatch.setattr(checkpoint, "write_own", lambda *_: tmp_path / "own" / "own-00000.safetensors")
+    elsewhere = tmp_path / "own" / "own-00001.safetensors"
+    monkeypatch.setattr(saving, "gather", lambda mesh, mine: [mine, (elsewhere, "")])
+    monkeypatch.setattr(saving, "from_main", lambda mesh, mine: [tmp_path / "own" / "own-00000.safetensors"])
+    for _ in range(2):
+        assert made.own_files(tmp_path / "own") == [tmp_path / "own" / "own-00000.safetensors"]
+    [line] = told
+    assert line.startswith("what rank 1 on host b has for itself cannot be seen from here")
 
 
 @pytest.mark.parametrize(("metric", "good", "better"), [("loss", 3.0, 2.0), ("bleu", 2.0, 3.0)])

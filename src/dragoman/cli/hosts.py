@@ -151,7 +151,8 @@ def doctor(
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
     for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * learning):
         verdicts.append(finding.verdict)
-        print(f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}", flush=True)
+        lines = [f"{marks[finding.verdict]} {finding.text}{f'; {finding.remedy}' if finding.remedy else ''}"]
+        print("\n    ".join([*lines, *finding.heard]), flush=True)
     go = "stop" not in verdicts
     print(f"{'go' if go else 'no'}: {verdicts.count('stop')} to mend, {verdicts.count('warning')} to look at")
     raise typer.Exit(0 if go else 1)

@@ -96,7 +96,8 @@ def train(
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
-    os.environ.update(hosts.fault_environment(simulate_fault))
+    fault = hosts.fault_environment(simulate_fault)
+    os.environ.update(fault)
     from dragoman.cli import progress, stages, tell
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
@@ -108,7 +109,7 @@ def train(
         arguments = [*command, *(["--resume"] if resume else [])]
         run = RunFolder(config.run.folder)
         if engine is Engine.ray:
-            raise typer.Exit(launch_on_ray(nproc, arguments, config.train.device, restarts, run))
+            raise typer.Exit(launch_on_ray(nproc, arguments, fault, config.train.device, restarts, run))
         processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1 or restarts:
             raise typer.Exit(launch(processes, arguments, run, restarts=restarts))

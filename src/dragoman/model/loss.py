@@ -13,8 +13,12 @@ from dragoman.model import ops
 from dragoman.model.plain import IGNORED
 from dragoman.model.transformer import Transformer
 
-# Logits that exist at once: on a CPU as many as stay in its cache, on a GPU as many as keep it busy.
+# Logits that exist at once: on a CPU as many as stay in its cache, on a GPU as many as keep it busy, in a small part of its memory.
 PIECE_ELEMENTS = {"cpu": 2**19, "cuda": 2**30}
+GPU_BYTES_PER_ELEMENT = {
+    True: 64,
+    False: 256,
+}  # of all its memory, with our kernels and without: plain torch takes 12 of them
 # Gradients of logits are small: in fp16 they would fall below the smallest number it has.
 GAIN = {torch.float16: 1024.0}
 
@@ -134,8 +138,16 @@ def output_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, *, ei
 
 def slots_at_once(device: torch.device, pieces: int) -> int:
     """A multiple of what products in 8 bits want, where that can be."""
-    size = max(1, PIECE_ELEMENTS[device.type] // pieces)
+    size = max(1, elements_at_once(device) // pieces)
     return size - size % ops.EIGHT_BITS_MULTIPLE if size > ops.EIGHT_BITS_MULTIPLE else size
+
+
+def elements_at_once(device: torch.device) -> int:
+    most = PIECE_ELEMENTS[device.type]
+    if device.type != "cuda":
+        return most
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return int(min(most, memory // GPU_BYTES_PER_ELEMENT[ops.HAS_TRITON]))
 
 
 def product_in_fp32(left: Tensor, right: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from dragoman.model import cpu, plain
 from dragoman.model.plain import Function, Pair, Small
 
 HAS_TRITON = find_spec("triton") is not None
+COMPILERS = ("gcc", "clang")  # one of which Triton calls, and torch.compile through it
 MOST_DIM = 128  # of a head, for the kernels
 WIDE_HEAD_BYTES = 128 * 1024  # what the backward pass of such heads takes
 EIGHT_BITS_MULTIPLE = 16
@@ -25,11 +27,22 @@ def look_at(device: torch.device) -> None:
     """Before a model runs there: our kernels are for GPUs from Ampere on, and attention with wide heads wants much shared memory."""
     global HAS_TRITON, MOST_DIM
     if device.type == "cuda":
-        HAS_TRITON = HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
+        HAS_TRITON = torch.cuda.get_device_capability(device) >= (8, 0) and not cannot_compile(device)
         shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
         MOST_DIM = 128 if shared >= WIDE_HEAD_BYTES else 64
         if HAS_TRITON:
             keep_kernels_together()
+
+
+def cannot_compile(device: torch.device) -> str:
+    """Why neither torch nor Triton can compile for a GPU on this machine; "" where they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(device) < (7, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than Triton supports"
+    if not (os.environ.get("CC") or any(map(shutil.which, COMPILERS))):
+        return f"there is no C compiler ({' or '.join(COMPILERS)}), which Triton needs; install one"
+    return ""
 
 
 def keep_kernels_together() -> None:

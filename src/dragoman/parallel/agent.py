@@ -158,7 +158,7 @@ class Agent:
         return {}
 
     def do_reach(self, request: Message) -> Message:
-        return {"found": network.reach(request["addresses"], request["ports"], request["token"])}
+        return {"found": network.reach(request["targets"])}
 
     def do_measure(self, request: Message) -> Message:
         return network.measure(request["address"], request["port"], request["duration"])

@@ -13,6 +13,7 @@ import time
 from concurrent import futures
 from contextlib import nullcontext
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from dragoman import ray_cluster, runs
@@ -24,17 +25,25 @@ LOOK_SECONDS = 0.5  # between two looks at signals and ranks
 GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worker may notice last
 
 
-def launch_on_ray(processes: int | None, arguments: list[str], device: str, restarts: int, run: runs.RunFolder) -> int:
+def launch_on_ray(
+    processes: int | None,
+    arguments: list[str],
+    environment: dict[str, str],
+    device: str,
+    restarts: int,
+    run: runs.RunFolder,
+) -> int:
     """Run `python -m dragoman ARGUMENTS`, which trains in `run`, in several ranks; the cluster is RAY_ADDRESS, or one made on this
-    host. The folders of the run file must be visible on every node. Returns the exit code."""
+    host. This folder and those of the run file must be visible on every node. Returns the exit code."""
     storage = run.path.absolute().parent  # for Ray's notes
     storage.mkdir(parents=True, exist_ok=True)
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # paths of the run file start where we are
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     ray = ray_cluster.connect()
     try:
         with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
             desk = ray.remote(num_cpus=0)(Desk).remote()
             told = {"arguments": arguments, "desk": desk, "run": str(run.path.absolute())}
+            told |= {"folder": str(Path.cwd()), "environment": environment}
             return run_ranks(ray, desk, trainer_of(ray, processes, told, device, restarts, notes), received)
     finally:
         ray.shutdown()
@@ -151,12 +160,14 @@ def be_worker(config: dict[str, Any]) -> None:
     environment, desk = own_environment(), config["desk"]
     rank = int(environment["RANK"])
     attempt = ray.get(desk.begin.remote(rank))
-    settings = {**environment, RESTART: str(attempt)}
+    settings = {**config["environment"], **environment, RESTART: str(attempt)}
+    # Paths start where the command was given; a node of a cluster that was there before stands in another folder.
+    folder = config["folder"] if Path(config["folder"]).is_dir() else None
     command = [sys.executable, "-m", "dragoman", *resumed(config["arguments"], attempt)]
     pause(ray.get(desk.failures.remote(attempt)), lambda: ray.get(desk.received.remote()))
     # A session of its own: a Ctrl-C at the terminal reaches it through the desk alone, once.
     process = subprocess.Popen(
-        command, env={**os.environ, **settings}, start_new_session=True, preexec_fn=die_with_parent
+        command, cwd=folder, env={**os.environ, **settings}, start_new_session=True, preexec_fn=die_with_parent
     )
     try:
         code = wait(process, lambda: ray.get(desk.received.remote()))

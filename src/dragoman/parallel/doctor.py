@@ -23,6 +23,8 @@ DISK_BYTES_PER_S = 50e6
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
 BY_NAME = "put it into DNS or into /etc/hosts there: torchrun and Slurm go by names, dragoman launch does not"
+LAST_LINES = 12  # of all ranks, that are shown when they fail
+NO_EXCHANGE = "name the network with --interface, compare the drivers of the hosts; NCCL_DEBUG=INFO, set on the hosts, has ranks say more"
 NO_CUDA = 'install a torch with CUDA that its driver can run, or set train.device = "cpu"'
 
 
@@ -33,6 +35,7 @@ class Finding:
     verdict: str
     text: str
     remedy: str = ""
+    heard: tuple[str, ...] = ()  # what ranks said
 
 
 def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
@@ -180,20 +183,26 @@ def links(fleet: Fleet) -> Iterator[Finding]:
 def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
     """The real thing: as many ranks as the run has, where it would compute, add up as many bytes as the model has gradients."""
     fleet.start(["probe", str(model_bytes), fleet.config.train.device], {}, 0)
-    seconds = 0.0
+    seconds, said = 0.0, list[str]()
     deadline = time.monotonic() + PROBE_SECONDS
     while any(host.ended is None for host in fleet.hosts) and time.monotonic() < deadline:
         with suppress(queue.Empty):
             host, message = fleet.inbox.get(timeout=0.2)
             if "rank" in message:
                 word, _, value = message["line"].partition(" ")
-                seconds = float(value) if word == "seconds" else seconds
-                if (word, value) == ("device", "cpu") and host.facts["gpus"]:
+                if word == "seconds":
+                    seconds = float(value)
+                elif word != "device":
+                    said.append(f"[{host.name}/{message['rank']}] {message['line']}")
+                elif value == "cpu" and host.facts["gpus"]:
                     yield Finding("stop", f"host {host.name}: its torch sees none of its GPUs", NO_CUDA)
                     return
             elif failure := fleet.hear(host, message):
-                told = f"an all-reduce failed: {failure.line}"
-                yield Finding("stop", told, "the lines above say what may be in the way")
+                first, *more = failure.line.strip().splitlines()
+                line = (
+                    f"host {failure.host}, rank {failure.rank}: {more[-1]}" if more else first
+                )  # not all of a traceback
+                yield Finding("stop", f"an all-reduce failed: {line}", NO_EXCHANGE, tuple(said[-LAST_LINES:]))
                 return
     size = f"{model_bytes / 1e6:,.1f} MB, the gradients of the model,"
     chosen = fleet.config.parallel

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shlex
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from dragoman.parallel.ranks import Outcome, Place
 from dragoman.runs import Row
 
 ASK_NOBODY = " -o BatchMode=yes"
+SSH_FAILED = 255  # its exit code where it did not come to run the command
 SSH = f"ssh{ASK_NOBODY} -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
 ANSWER_SECONDS = 25.0
 BEAT_SECONDS = 5.0  # between two signs of life to the agents
@@ -103,10 +105,12 @@ class Host:
     def read(self, inbox: queue.Queue[tuple[Host, Message]]) -> None:
         try:
             for line in self.process.stdout or ():
-                if not line.startswith(MARK):
-                    self.words.append(line.strip())
+                said, mark, rest = line.partition(MARK)  # a login shell may set a title, and end no line
+                if said.strip():
+                    self.words.append(said.strip())
+                if not mark:
                     continue
-                message = json.loads(line.removeprefix(MARK))
+                message = json.loads(rest)
                 self.heard = time.monotonic()
                 if "ask" in message:
                     self.answers[message["ask"]].put(message)
@@ -155,19 +159,20 @@ class Host:
 
     def unreachable(self) -> TrainingError:
         """Why the agent could not be started, in one line with a remedy."""
-        said = " / ".join([word for word in self.words if word][-LAST_WORDS:])
-        # Its shell found no such program, or cannot run it; ssh's own failures are 255.
-        if "No module named" in said or self.process.poll() in (126, 127):
+        said, code = " / ".join([word for word in self.words if word][-LAST_WORDS:]), self.process.poll()
+        its_own = code != SSH_FAILED
+        # 126 and 127: its shell cannot run the program, or found none.
+        if its_own and ("No module named" in said or code in (126, 127)):
             return self.error(
                 f"its Python cannot start dragoman ({said}); install the same version there, or name a Python that has it with --python"
             )
-        if "cd:" in said:
+        if its_own and re.search(r"\bcd: ", said):
             return self.error(f"{said}; name a folder that it has with --folder")
         command = " ".join(self.process.args[:-1])  # type: ignore[index,arg-type]
         remedy = f"try: {command} true"
         if "Host key verification failed" in said:
             remedy = f"accept its key once, by hand: {command.replace(ASK_NOBODY, '')} true"
-        return self.error(f"cannot be reached ({said or f'code {self.process.poll()}'}); {remedy}")
+        return self.error(f"cannot be reached ({said or f'code {code}'}); {remedy}")
 
     def leave(self) -> None:
         with self.writing, suppress(OSError):
@@ -354,8 +359,20 @@ class Fleet:
         for host in self.hosts:
             host.address = ""
         listening = self.each(self.listening_at)
-        for host, listening_at in zip(self.hosts, listening, strict=True):
-            self.choose_address(host, listening_at)
+        targets = {
+            host.name: {
+                "addresses": list(self.own_addresses(host).values()),
+                "ports": at["ports"],
+                "token": at["token"],
+            }
+            for host, at in zip(self.hosts, listening, strict=True)
+        }
+        tried = self.each(lambda host: host.ask("reach", targets=without(targets, host.name))["found"])
+        for host in self.hosts:
+            answers = {
+                other: found[host.name] for other, found in zip(self.hosts, tried, strict=True) if other is not host
+            }
+            self.choose_address(host, targets[host.name]["ports"], answers)
         self.port = listening[0]["ports"][0]
 
     def listening_at(self, host: Host) -> Message:
@@ -375,26 +392,19 @@ class Fleet:
             raise host.error(f"has no interface {wanted} that is up; it has {known}. Name one of them with --interface")
         return {wanted: addresses[wanted]}
 
-    def choose_address(self, host: Host, listening_at: Message) -> None:
-        addresses = self.own_addresses(host)
-        ports: list[int] = listening_at["ports"]
+    def choose_address(self, host: Host, ports: list[int], answers: dict[Host, dict[str, list[str]]]) -> None:
+        """The first of its addresses that all others reach. `answers`: why they do not, by address and port."""
         host.port = ports[-1]
-        listener: dict[str, Any] = {"ports": ports, "token": listening_at["token"]}
-        others = [other for other in self.hosts if other is not host]
-        found = self.each(
-            lambda other: {} if other is host else other.ask("reach", addresses=list(addresses.values()), **listener)
-        )
-        tried = [answer["found"] for answer in found if answer]
-        for interface, address in addresses.items():
-            if not any(any(result[address]) for result in tried):
+        for interface, address in self.own_addresses(host).items():
+            if not any(any(found[address]) for found in answers.values()):
                 host.interface, host.address = interface, address
                 return
-        for other, result in zip(others, tried, strict=True):
+        for other, found in answers.items():
             reasons = "; ".join(
-                f"{address}: {next(filter(None, whys))}" for address, whys in result.items() if any(whys)
+                f"{address}: {next(filter(None, whys))}" for address, whys in found.items() if any(whys)
             )
-            if reasons or not result:
-                nearest = min(result.values(), key=lambda whys: sum(map(bool, whys)), default=[""])
+            if reasons or not found:
+                nearest = min(found.values(), key=lambda whys: sum(map(bool, whys)), default=[""])
                 closed = next((port for port, why in zip(ports, nearest, strict=False) if why), ports[0])
                 raise other.error(
                     f"cannot connect to host {host.name} at port {closed} ({reasons or 'it has no address'}); open TCP between the hosts, "
@@ -497,6 +507,10 @@ class Fleet:
         return None
 
 
+def without(targets: dict[str, Message], name: str) -> dict[str, Message]:
+    return {other: target for other, target in targets.items() if other != name}
+
+
 def launch_on_hosts(
     cluster: Cluster, config: Config, arguments: list[str], environment: dict[str, str], restarts: int
 ) -> int:
@@ -508,7 +522,7 @@ def launch_on_hosts(
             try:
                 outcome = fleet.attempt(resumed(arguments, attempt), environment, attempt)
             except TrainingError as error:
-                if attempt in (0, restarts) and not received:
+                if attempt == 0 and not received:
                     raise
                 # Not back yet: that costs one of the restarts, not the run.
                 outcome = Outcome(128 + received[0] if received else 1, f"{error}", kind="lost", host="")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dragoman.cores import usable_cores
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
 
@@ -60,6 +61,8 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
     if mesh.device.type == "cuda":
         torch.cuda.set_device(mesh.device)
     if world == 1:
+        if mesh.device.type == "cpu":
+            use_own_cores()
         yield mesh
         return
     if mesh.device.type == "cpu":
@@ -70,6 +73,13 @@ def joined(device: str, timeout_seconds: int) -> Iterator[Mesh]:
     yield replace(mesh, patient=dist.new_group(backend="gloo", timeout=PATIENCE), timeout=timeout)
     # Without this a finished job is reported as failed. After an error it would make the others fail first, or block.
     dist.destroy_process_group()
+
+
+def use_own_cores() -> None:
+    """torch starts a thread for every core that it sees, also where a container may keep only some of them busy: the others would
+    wait for each other. OMP_NUM_THREADS says it better."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
 
 
 def keep_memory() -> None:

@@ -24,6 +24,7 @@ ELSEWHERE = "192.0.2.1"  # set aside for documents: whatever leads there leads o
 TOKEN_BYTES = 16
 PIECE = b"\0" * 2**18
 PINGS = 10
+MOST_AT_ONCE = 512  # connections that are tried
 UNKNOWN_MBIT = 65535  # what some virtual interfaces say that have no speed
 LAST_CHOICE = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman")  # no other machine is behind them
 
@@ -107,7 +108,7 @@ class Listener:
         that, where rank 0 will be, at its port; 0: a free one."""
         self.sockets: list[socket.socket] = []
         self.ports = [*([] if port is None else [port or free_port("")]), system_port()]
-        for number, address in product(self.ports, addresses):
+        for number, address in product(self.ports, dict.fromkeys(addresses)):  # two interfaces may share one
             try:
                 self.sockets.append(socket.create_server((address, number), backlog=64))
             except OSError as error:
@@ -177,23 +178,30 @@ def read_exactly(connection: socket.socket, count: int) -> bytes:
     return found
 
 
-def reach(addresses: list[str], ports: list[int], token: str) -> dict[str, list[str]]:
-    """Per address and port: "" where the host that is meant answered, or why not. All are tried at once."""
+def reach(targets: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """Of every host its addresses, and for each of its ports "" where it answered, or why not. All are tried at once: a network that
+    drops packets lets every attempt wait."""
 
-    def attempt(place: tuple[str, int]) -> str:
+    def attempt(place: tuple[str, str, int]) -> str:
+        name, address, port = place
         try:
-            connection, answer = connected(*place)
+            connection, answer = connected(address, port)
             connection.close()
-            return "" if answer == token else "another machine answered there"
+            return "" if answer == targets[name]["token"] else "another machine answered there"
         except TimeoutError:
             return f"no answer within {REACH_SECONDS:.0f} s"
         except OSError as error:
             return error.strerror or str(error)
 
-    places = list(product(addresses, ports))
-    with ThreadPoolExecutor(max(1, len(places))) as pool:
+    places = [
+        (name, *place) for name, target in targets.items() for place in product(target["addresses"], target["ports"])
+    ]
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(places)) or 1) as pool:
         found = dict(zip(places, pool.map(attempt, places), strict=True))
-    return {address: [found[address, port] for port in ports] for address in addresses}
+    return {
+        name: {address: [found[name, address, port] for port in target["ports"]] for address in target["addresses"]}
+        for name, target in targets.items()
+    }
 
 
 def measure(address: str, port: int, seconds: float) -> dict[str, Any]:

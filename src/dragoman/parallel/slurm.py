@@ -29,22 +29,25 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT DRAGOMAN_COMMAND={again}
 if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun does not inherit it
 {interface}
-# A stop from outside (time that is up, scancel, preemption) is handed on: all ranks save and leave. What ends by itself with a fault is
-# queued again, so many times; a mistake of the user (2) is not.
+# A stop from outside (time that is up, preemption) is handed on to the ranks, past srun, which would kill them on a SIGTERM: all
+# save and leave. What ends with a fault is queued again, up to {restarts} times; a mistake of the user (2) is not, nor ranks that
+# were stopped and have saved.
 stopped=
 code=0
 srun --kill-on-bad-exit=1 --label bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={tasks}
   exec {command}' &
 ranks=$!
-trap 'stopped=1; kill -TERM "$ranks"' TERM
+trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID.0" || true' TERM # it fails where Slurm is ending them already
 wait "$ranks" || code=$?
 if [ -n "$stopped" ]; then
   code=0
   wait "$ranks" || code=$?
-elif [ "$code" != 0 ] && [ "$code" != 2 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-  scontrol requeue "$SLURM_JOB_ID"
 fi
+case "$code" in
+  0 | 2 | 130 | 143) ;;
+  *) if [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then scontrol requeue "$SLURM_JOB_ID"; fi ;;
+esac
 exit "$code"
 """
 

@@ -37,14 +37,22 @@ def rows_in(share: Share, parts: int) -> int:
 
 
 def rows_that_fit(
-    objective: SequenceLoss, share: Share, packing: Packing, arithmetic: Arithmetic, *, has_moments: bool = False
+    objective: SequenceLoss,
+    share: Share,
+    packing: Packing,
+    arithmetic: Arithmetic,
+    *,
+    has_moments: bool = False,
+    fewer_than: float = float("inf"),
 ) -> int:
     """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device. `has_moments`: the optimizer
-    has taken its memory already."""
+    has taken its memory already. `fewer_than`: rows that did not fit, whatever a trial says of them."""
     if arithmetic.device.type != "cuda":
-        return max(1, min(share.rows_per_rank, CPU_SLOTS // packing.width))
+        return int(min(fewer_than - 1, max(1, min(share.rows_per_rank, CPU_SLOTS // packing.width))))
 
     def fits(rows: int) -> bool:
+        if rows >= fewer_than:
+            return False
         shapes = [(rows, packing.width)]
         if packing.wide_width:
             shapes.append((max(1, rows * packing.width // packing.wide_width), packing.wide_width))

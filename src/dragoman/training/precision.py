@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -102,5 +103,8 @@ def check_gpu(wanted: str, device: torch.device) -> None:
 def gain_of_bf16() -> float:
     """How many times faster bf16 products are on this CPU; 0 where they kill a process. So it is tried in a child: some CPUs
     announce instructions that they do not run."""
-    child = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as training has them
+    child = subprocess.run(
+        [sys.executable, "-c", PROBE], env=os.environ | threads, capture_output=True, text=True, check=False
+    )
     return float(child.stdout) if child.returncode == 0 else 0.0

@@ -47,6 +47,7 @@ class Saver:
     claim: Claim | None = None
     writer: checkpoint.Writer = field(default_factory=checkpoint.Writer)
     memory: checkpoint.HostMemory = field(default_factory=checkpoint.HostMemory)
+    told_apart: bool = False
 
     def save(self, scores: dict[str, float], *, must: bool) -> None:
         """The main rank copies the state and goes on; a thread writes the copy. Every rank must reach this line."""
@@ -113,11 +114,25 @@ class Saver:
         written = gather(self.mesh, (path, error))
         errors = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(written) if text]
         seen = [] if errors else from_main(self.mesh, [path for path, _ in written if path and path.is_file()])
+        apart = [rank for rank, (path, _) in enumerate(written) if path and path not in seen]
+        if apart and not errors and not self.told_apart:
+            self.told_apart = True
+            self.tell_apart(apart[0])
         if errors or (path and path not in seen):  # there on a disk of one's own, from which nobody takes it
             shutil.rmtree(folder, ignore_errors=True)
         if errors and self.mesh.is_main:
             self.failed(self.state.step, RunError(errors[0]))
         return None if errors else seen
+
+    def tell_apart(self, rank: int) -> None:
+        """Once, by the main rank: checkpoints are good to translate with, but what is resumed from them is not the straight run."""
+        if self.mesh.is_main:
+            host = self.logbook.host_of.get(rank, "?")
+            detail = (
+                f"what rank {rank} on host {host} has for itself cannot be seen from here, and is in no checkpoint: put run.folder on a "
+                "disk that all hosts share, or --resume will not go on exactly"
+            )
+            self.logbook.tell("checkpoint", detail)
 
     def failed(self, step: int, error: Exception) -> None:
         self.writer.error = error  # of the last one, this ends the run in words

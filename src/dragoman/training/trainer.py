@@ -103,7 +103,7 @@ class Trainer:
         self.train_slice = even_slice(self.train_data, len(self.valid_data))
         facts.check_fits(data, config)
         self.arithmetic = arithmetic_of(facts.precision_of(config, mesh, self.folder), mesh.device)
-        self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and mesh.device.type == "cuda")
+        self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and self.worth_compiling())
         self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
@@ -138,6 +138,15 @@ class Trainer:
         self.changed: list[str] = []  # keys of the configuration since the run was started last
         self.aside = Aside()
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
+
+    def worth_compiling(self) -> bool:
+        """On a GPU, where that is possible."""
+        if self.mesh.device.type != "cuda":
+            return False
+        why = ops.cannot_compile(self.mesh.device)
+        if why and self.mesh.is_main:
+            log.warning("nothing is compiled, and training is slower: %s", why)
+        return not why
 
     def fresh_objective(self) -> SequenceLoss:
         """Model and loss of this run; also for strategies that cut ours into pieces and want another one."""
@@ -383,14 +392,17 @@ class Trainer:
             )
         return rows
 
-    def rows_that_fit(self) -> int:
+    def rows_that_fit(self, fewer_than: float = float("inf")) -> int:
         if isinstance(self.strategy, Sharded) and self.mesh.device.type == "cuda":
             raise TrainingError(
                 f'parallel.strategy = "{self.config.parallel.strategy}": finding out what fits would have ranks wait for each other; '
                 "set train.tokens_per_gpu"
             )
-        has_moments = bool(self.state.optimizer.state)
-        return memory.rows_that_fit(self.objective, self.share, self.packing, self.arithmetic, has_moments=has_moments)
+        has_moments, parts = (
+            bool(self.state.optimizer.state),
+            (self.objective, self.share, self.packing, self.arithmetic),
+        )
+        return memory.rows_that_fit(*parts, has_moments=has_moments, fewer_than=fewer_than)
 
     def within_memory(self, wrapped: nn.Module, do: Callable[..., Result], *what: Any) -> Result:
         """Whatever fills a device is told in the same words."""
@@ -399,9 +411,10 @@ class Trainer:
         except RuntimeError as error:
             if not memory.ran_out(error):
                 raise
-        raise self.out_of_memory(wrapped)  # out here: the error holds on to the step that failed
+        # Out here: the error holds on to the step that failed.
+        raise self.out_of_memory(wrapped, validating=do == self.look_back)
 
-    def out_of_memory(self, wrapped: nn.Module) -> TrainingError:
+    def out_of_memory(self, wrapped: nn.Module, *, validating: bool = False) -> TrainingError:
         """In words, with a value that fits now."""
         self.state.optimizer.zero_grad(set_to_none=True)
         if isinstance(wrapped, Recorded):
@@ -411,8 +424,10 @@ class Trainer:
         if self.mesh.world > 1:  # trying what fits would have ranks wait for each other: a pass of DDP was cut off
             fitting, remedy = rows // 2 * width, "try train.tokens_per_gpu={}"
         else:
-            fitting, remedy = self.rows_that_fit() * width, "train.tokens_per_gpu={} fits"
+            fitting, remedy = self.rows_that_fit(fewer_than=rows) * width, "train.tokens_per_gpu={} fits"
         remedy = remedy.format(fitting) if fitting else "not even one row fits: choose a smaller model"
+        if validating:
+            remedy += "; where it is the search for BLEU that does not fit, lower translate.batch_tokens"
         return TrainingError(
             f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {rows * width}; {remedy}. "
             f"Checkpoints are in {self.folder.checkpoints}"

@@ -225,11 +225,14 @@ def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, 
         )
     if takes_ctranslate2(folder, device, engine, precision):
         return CTranslate2Engine(folder, vocabulary, convert=True)
-    from dragoman.parallel.mesh import pick_device  # torch only where it is needed
+    from dragoman.parallel.mesh import pick_device, use_own_cores  # torch only where it is needed
     from dragoman.translate.torch_engine import TorchEngine
 
+    chosen = pick_device(device)
+    if chosen.type == "cpu":
+        use_own_cores()
     model, _, _ = read_whole(folder)
-    return TorchEngine(model.to(pick_device(device)), precision)
+    return TorchEngine(model.to(chosen), precision)
 
 
 def takes_ctranslate2(folder: Path, device: str, engine: str, precision: str) -> bool:
