@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from support import as_overrides, dragoman, tiny_config
+from support import as_overrides, tiny_config
 
 from dragoman.config import to_toml
 from dragoman.runs import read_rows
@@ -36,36 +35,6 @@ def test_torchrun_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
         for process in started:
             _, error = process.communicate(timeout=300)
             assert process.returncode == 0, error
-    assert lab.left_behind() == []
-    learnt_the_same(tmp_path / "run")
-
-
-SBATCH = """#!/bin/sh
-export SLURM_JOB_NODELIST=[a-b] SLURM_JOB_ID=$$ SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1
-exec bash "$1"
-"""
-SCONTROL = """#!/bin/sh
-echo a
-sleep 0.3  # who reads only the first name has left by now
-echo b
-"""
-
-
-def test_the_script_for_slurm(lab, prepared, split, learnt_the_same, tmp_path):
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    tasks = [
-        f'SLURM_PROCID={number} SLURM_LOCALID=0 {shlex.join(lab.command(host))} "$@"'
-        for number, host in enumerate(lab.hosts)
-    ]
-    srun = f"#!/bin/sh\nshift 2  # its own options\n{tasks[1]} &\n{tasks[0]} && wait $!\n"
-    for name, text in (("sbatch", SBATCH), ("srun", srun), ("scontrol", SCONTROL)):
-        (tools / name).write_text(text, encoding="utf-8")
-        (tools / name).chmod(0o755)
-    run_file = tmp_path / "one.toml"
-    run_file.write_text(to_toml(tiny_config(prepared.folder, tmp_path / "run", *split)), encoding="utf-8")
-    words = ["launch", str(run_file), "--slurm", "--nodes", "2", "--tasks", "1"]
-    dragoman(*words, env={**ENVIRONMENT, "PATH": f"{tools}:{os.environ['PATH']}"}, cwd=tmp_path)
     assert lab.left_behind() == []
     learnt_the_same(tmp_path / "run")
 
@@ -110,4 +79,4 @@ def test_ray_on_each_host(lab, prepared, split, learnt_the_same, tmp_path):
     assert lab.left_behind() == []
     [told] = (row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["event"] == "fault")
     assert (told["kind"], told["rank"]) == ("killed", 1)
-    learnt_the_same(tmp_path / "run")
+    learnt_the_same(tmp_path / "run", in_order=False)  # Ray chooses where rank 0 is
