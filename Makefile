@@ -16,7 +16,7 @@ test: $(VENV)/.installed-dev lint
 test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cluster tests/parallel -m "cluster or not cluster"
 
-# About 20 minutes on two quiet cores; rows of a subset: make test-faults ONLY="link or host"
+# About 12 minutes on two quiet cores; rows of a subset: make test-faults ONLY="link or host"
 test-faults: $(VENV)/.installed-dev
 	DRAGOMAN_FAULTS=$(CURDIR)/docs/reliability.json $(BIN)/python -m pytest tests/faults -m "faults or not faults" -k "$(ONLY)"
 	$(BIN)/python bench/faults.py

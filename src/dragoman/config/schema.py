@@ -251,7 +251,7 @@ class Train(Section):
     least 1.2 times as fast; fp32 elsewhere. fp16 scales the loss by itself. fp8 is bf16 with the products of large
     matrices in 8 bits, forward and backward, while learning; it pays from a width of 512 on. Weights and moments stay in fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile. `auto`: on a GPU only."""
+    """torch.compile. `auto`: on a GPU, where Triton is installed and finds a C compiler (gcc or clang)."""
     cuda_graphs: bool = True
     """With one GPU, a compiled model and memory to spare: play recorded steps, which start at once, instead of starting their
     kernels one by one. Small models are several times faster; the numbers are the same."""
