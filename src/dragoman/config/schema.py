@@ -70,9 +70,9 @@ class Data(Section):
     """`files`: the aligned text files named below. `grammar`: the embedded English-German corpus.
     `reversal`: the toy task of reversing a row of symbols."""
     source_lang: str = "en"
-    """Language code of the source side."""
+    """Language code of the source side: cleaning, what is read from TMX and zip files, and the card of a model follow from it."""
     target_lang: str = "de"
-    """Language code of the target side."""
+    """Language code of the target side; how BLEU cuts words follows from it too."""
     train_source: str = ""
     """Training text, source side, one sentence a line, UTF-8 (corpus = "files"). Named alone, a file of pairs (TSV, JSON lines,
     TMX); the same holds for validation and test."""
