@@ -147,14 +147,24 @@ def test_scores_that_are_no_numbers_are_none(tmp_path):
     assert [runs.step_of(path) for path in runs.best_checkpoints(run, "bleu")] == [5, 1, 3]
 
 
-def test_a_fault_that_cannot_be_written_down_ends_nobody(tmp_path, monkeypatch):
-    def unreadable(path):
-        raise OSError("a failing disk")
+@pytest.mark.parametrize("where", ["dragoman.runs.read_rows", "pathlib.Path.stat"])
+def test_a_fault_that_cannot_be_written_down_ends_nobody(tmp_path, monkeypatch, where):
+    """A disk of the network that is away says so to whoever only asks whether a file is there."""
+
+    def unreadable(path, **_):
+        raise OSError(errno.ESTALE, "a stale handle")
 
     run = runs.RunFolder(tmp_path)
     runs.write_text(run.config, "")
-    monkeypatch.setattr(runs, "read_rows", unreadable)
+    monkeypatch.setattr(where, unreadable)
     runs.note_fault(run, {"kind": "killed"})
+
+
+def test_a_manifest_that_cannot_be_read_has_no_score(tmp_path):
+    run = runs.RunFolder(tmp_path)
+    runs.write_json(run.checkpoint(1) / runs.MANIFEST, {"scores": {"loss": 1.0}})
+    (run.checkpoint(2) / runs.MANIFEST).mkdir(parents=True)
+    assert [runs.step_of(path) for path in runs.best_checkpoints(run, "loss")] == [1]
 
 
 def test_a_last_look_comes_when_everything_is_synced_and_may_refuse(tmp_path, monkeypatch):

@@ -188,10 +188,10 @@ def best_first(checkpoints: list[Path], metric: str) -> list[Path]:
 
 
 def score_of(checkpoint: Path, metric: str) -> float | None:
-    """None where there is none, or one that is no number."""
+    """None where there is none, or one that is no number, or where it cannot be read: that is no fault of the others."""
     try:
         score = float(read_json(checkpoint / MANIFEST)["scores"][metric])
-    except (RunError, KeyError, TypeError, ValueError, OverflowError):
+    except (OSError, RunError, KeyError, TypeError, ValueError, OverflowError):
         return None
     return score if math.isfinite(score) else None
 
@@ -421,10 +421,9 @@ def append_row(path: Path, row: Row) -> None:
 
 def note_fault(run: RunFolder, fault: Row) -> None:
     """What ended ranks, written by whoever watches them: they cannot tell it themselves."""
-    if not run.exists():
-        return
     try:
-        append_row(run.events, {"event": "fault", "step": newest_step(run), **fault})
+        if run.exists():
+            append_row(run.events, {"event": "fault", "step": newest_step(run), **fault})
     except OSError as error:
         log.warning("%s could not be written: %s", run.events, error)
 

@@ -1,6 +1,7 @@
 """A gradient that is not finite or far too long changes nothing; many of them, or a loss that explodes, take the run back to a
 checkpoint."""
 
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from dragoman.errors import TrainingError
 from dragoman.training import step as step_module
 from dragoman.training import trainer
 from dragoman.training.divergence import FAR, Judge
+from dragoman.training.logbook import Logbook
 
 
 @pytest.fixture
@@ -76,6 +78,27 @@ def test_many_in_a_row_roll_back_to_the_checkpoint_and_go_on_behind(prepared, tm
     train(tiny_config(prepared.folder, tmp_path / "straight", "train.max_steps=20"))
     positions = [training_numbers(each, 20)["position"][:3] for each in (tmp_path / "straight", run)]
     assert positions[0] < positions[1], "the data that was met on the way is not seen again"
+
+
+def test_going_back_on_a_full_disk_and_past_a_copy_that_is_wrong_elsewhere(prepared, tmp_path, poisoned, monkeypatch):
+    """What cannot be written is told; what another host reads wrongly is not trained on."""
+    poisoned(range(7, 17))
+    usual, looked_at, times = Logbook.forget_lost_rows, [], []
+
+    def full(logbook):
+        times.append(1)
+        if len(times) > 1:  # not when the run begins
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(logbook)
+
+    monkeypatch.setattr(Logbook, "forget_lost_rows", full)
+    monkeypatch.setattr(trainer.Trainer, "check_copies", lambda trainer, source: looked_at.append(source.name))
+    run = tmp_path / "run"
+    assert train(
+        tiny_config(prepared.folder, run, "train.max_steps=20", "train.log_every=2", "checkpoint.every=4")
+    ) == ("max_steps")
+    assert looked_at == ["step-00000004"]
+    assert training_numbers(run, 20)["updates"] == 20
 
 
 def test_without_an_end_the_run_stops_in_words(prepared, tmp_path, poisoned):

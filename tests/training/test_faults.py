@@ -1,21 +1,25 @@
 """What is started again and what is not; how long a section may take. The faults themselves are in tests/faults."""
 
+import errno
 import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import as_overrides, dragoman, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli import stages
 from dragoman.errors import DragomanError, RunError
+from dragoman.model import folder as model_folder
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.ranks import HUNG, STACKS_SIGNAL
-from dragoman.training import checkpoint, facts, fault
+from dragoman.training import checkpoint, facts, fault, owner
 from dragoman.training.trainer import Trainer
 from dragoman.training.watchdog import END, Watchdog
 
@@ -207,6 +211,34 @@ def test_ranks_of_an_island_that_drift_apart_are_found(prepared, tmp_path):
     assert result.returncode == 1
     [drift] = [row for row in runs.read_rows(tmp_path / "run" / "events.jsonl") if row["event"] == "drift"]
     assert (drift["step"], drift["ranks"]) == (3, [0, 1])
+
+
+def test_a_disk_that_is_away_when_a_checkpoint_is_opened_is_no_damage(tmp_path, monkeypatch):
+    """safetensors says of every error that there is no such file, and forgets its number."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2)}, path)
+
+    def stale(self, *_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "open", stale)
+    with pytest.raises(OSError, match="Stale"):
+        model_folder.read_tensors(path)
+    with pytest.raises(OSError, match="Stale"), model_folder.opened(path):
+        pass
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="missing or damaged"):
+        model_folder.read_tensors(tmp_path / "other.safetensors")
+
+
+def test_a_disk_that_is_full_at_the_very_end_ends_no_run_badly(prepared, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(owner, "release", full)
+    run = runs.RunFolder(tmp_path / "run")
+    assert stages.train(tiny_config(prepared.folder, run.path, "train.max_steps=2")) == "max_steps"
+    assert run.checkpoint(2).is_dir()
 
 
 def test_a_checkpoint_that_another_host_reads_wrongly_is_refused(prepared, tmp_path, monkeypatch):

@@ -68,6 +68,40 @@ def test_shares_and_stages_follow_from_the_configuration(mixed, tmp_path):
     assert load_config(again) == config
 
 
+def in_other_order(run_file):
+    text = run_file.read_text(encoding="utf-8")
+    head, small, rest = text.split("[[data.corpora]]\n")
+    large, tail = rest.split("[[data.stages]]")
+    return "[[data.corpora]]\n".join([head, large, small + "[[data.stages]]" + tail])
+
+
+def test_weights_go_by_name_and_never_to_the_pairs_of_another_corpus(mixed, tmp_path):
+    """Ids lie in the order in which corpora were prepared."""
+    data, config = prepare(load_config(mixed)), load_config(mixed)
+    other = tmp_path / "other.toml"
+    other.write_text(in_other_order(mixed), encoding="utf-8")
+    swapped = load_config(other)
+    assert [corpus.name for corpus in swapped.data.corpora] == ["large", "small"]
+    without = config.data.model_copy(update={"corpora": config.data.corpora[1:], "stages": ()})
+    for wrong in (swapped, config.model_copy(update={"data": without})):
+        with pytest.raises(
+            DataError, match=r"prepared from small, large, the run file names large.* or put data\.corpora back"
+        ):
+            stages_of(data, wrong)
+
+
+@pytest.mark.parametrize("weight", ["1e-9", "1e300"])
+def test_weights_that_leave_an_epoch_without_pairs_are_refused_in_words(mixed, weight):
+    overrides = [f"data.corpora.{name}.weight={weight}" for name in ("small", "large")]
+    with pytest.raises(DataError, match=r"from step 0 on the weights .* make epochs of at most .* pairs"):
+        stages_of(prepare(load_config(mixed)), load_config(mixed, overrides))
+    times = [
+        corpus.times
+        for corpus in stages_of(prepare(load_config(mixed)), load_config(mixed, ["data.temperature=0.001"]))[0].mixture
+    ]
+    assert times == pytest.approx([0.0, 1.5])
+
+
 def test_a_run_goes_on_in_the_middle_of_its_stages(mixed, tmp_path):
     def run(name, *parts):
         for steps in parts:

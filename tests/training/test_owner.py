@@ -4,13 +4,16 @@ import shutil
 import subprocess
 import sys
 
+import psutil
 import pytest
-from support import as_overrides, tiny_config
+from support import as_overrides, tiny_config, wait_until
 
 from dragoman import runs
 from dragoman.cli.stages import check_ready, train
 from dragoman.errors import RunError
+from dragoman.parallel.mesh import joined
 from dragoman.training import checkpoint, owner
+from dragoman.training.trainer import Trainer
 
 
 def test_a_run_that_is_alive_is_not_resumed(prepared, tmp_path):
@@ -77,6 +80,33 @@ def test_a_clock_that_is_set_does_not_hide_a_living_process(monkeypatch):
     assert not owner.is_alive(alive.pid, born)
 
 
+def test_a_process_that_nobody_buries_is_not_alive():
+    """In a container whose first process buries nobody the run could never be resumed."""
+    child = subprocess.Popen(["sleep", "60"])
+    born = owner.birth(child.pid)
+    child.kill()
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    assert not owner.is_alive(child.pid, born)
+    child.wait()
+
+
+def test_a_generation_that_lost_its_run_while_it_validated_adds_no_row(prepared, tmp_path):
+    config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=4", "validation.every=2")
+    run = runs.RunFolder(tmp_path / "run")
+
+    class Overtaken:
+        def run(self, moment):
+            owner.claim(run)
+            return {"bleu": 1.0}
+
+    with joined("cpu", 60) as mesh:
+        trainer = Trainer(config, prepared, mesh, [Overtaken()], "test", runs.silent)
+        trainer.begin(resume=False)
+        with pytest.raises(owner.FencedError):
+            trainer.run()
+    assert [row for row in runs.read_rows(run.metrics) if row["kind"] == "valid"] == []
+
+
 def test_nobody_claims_a_run_while_its_checkpoint_takes_its_name(tmp_path, monkeypatch):
     run = runs.RunFolder(tmp_path)
     ours = owner.claim(run)
@@ -99,7 +129,8 @@ def test_an_owner_that_cannot_be_read_keeps_nobody_out(prepared, tmp_path):
         owner.require(run, ours)
         run.owner.write_bytes(b"{")
         owner.require(run, ours)
-        assert owner.committing(run, ours)
+        with owner.committing(run, ours):
+            pass
     train(tiny_config(prepared.folder, run.path, "train.max_steps=4"), resume=True)
     assert run.checkpoint(4).is_dir()
 

@@ -235,10 +235,10 @@ class Scripted:
         return {"bleu": self.scores[moment.step]}
 
 
-def train_with_scores(config, data, scores):
+def train_with_scores(config, data, scores, *, resume=False):
     with joined("cpu", 60) as mesh:
         trainer = Trainer(config, data, mesh, [Scripted(scores)], "test", runs.silent)
-        trainer.begin(resume=False)
+        trainer.begin(resume=resume)
         return trainer.run()
 
 
@@ -282,6 +282,20 @@ def test_patience_stops_a_run(prepared, tmp_path):
     assert train_with_scores(config, prepared, SCORES) == "patience"
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
     assert (stop["event"], stop["reason"], stop["step"]) == ("stop", "patience", 8)
+
+
+def test_a_run_that_ended_by_patience_is_left_alone_until_there_is_more_of_it(prepared, tmp_path):
+    """Job scripts resume always; every start would go a few steps on and push a checkpoint out."""
+    run = runs.RunFolder(tmp_path / "run")
+    keys = ["train.max_steps=10", "train.log_every=1", "validation.every=2", "checkpoint.every=2"]
+    config = tiny_config(prepared.folder, run.path, *keys, "validation.patience=2")
+    assert train_with_scores(config, prepared, SCORES) == "patience"
+    before = [path.name for path in runs.checkpoint_folders(run)]
+    assert train_with_scores(config, prepared, SCORES, resume=True) == "patience"
+    assert [path.name for path in runs.checkpoint_folders(run)] == before
+    more = tiny_config(prepared.folder, run.path, *keys, "validation.patience=3")
+    train_with_scores(more, prepared, SCORES, resume=True)
+    assert runs.step_of(runs.checkpoint_folders(run)[-1]) == 10
 
 
 def test_divergence_is_said_in_words(prepared, tmp_path):

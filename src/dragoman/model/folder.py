@@ -118,6 +118,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        path.open("rb").close()  # safetensors loses the number of an error
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise unreadable(path, error) from None
@@ -135,6 +136,7 @@ def opened(path: Path) -> Iterator[Any]:
     from safetensors import safe_open
 
     try:
+        path.open("rb").close()  # as above
         with safe_open(path, "pt") as file:
             yield file
     except (OSError, SafetensorError) as error:

@@ -88,10 +88,17 @@ def packing_of(data: PreparedData, config: Config) -> Packing:
 def stages_of(data: PreparedData, config: Config) -> Stages:
     """The mixtures of corpora over training; none where there is one corpus only."""
     section, counts = config.data, data.manifest["train"].get("corpora", {})
-    if len(section.corpora) < 2:
-        return ()
     names = [corpus.name for corpus in section.corpora]
-    sizes = [counts.get(name, {"pairs": 0})["pairs"] for name in names]
+    if names and names != list(
+        counts
+    ):  # ids lie in the order of preparing, and weights would go to the pairs of others
+        raise DataError(
+            f"{data.folder}: was prepared from {', '.join(counts) or 'one corpus'}, the run file names {', '.join(names)}: other "
+            "corpora or in another order. Prepare again, or put data.corpora back"
+        )
+    if len(names) < 2:
+        return ()
+    sizes = [counts[name]["pairs"] for name in names]
     ends = np.cumsum(sizes).tolist()
     usual = {corpus.name: corpus.weight for corpus in section.corpora}
     stages = []
@@ -100,6 +107,11 @@ def stages_of(data: PreparedData, config: Config) -> Stages:
         if not any(size * weight for size, weight in zip(sizes, weights, strict=True)):
             raise DataError(f"{data.folder}: from step {step:,} on only corpora have a weight of which no pair is left")
         times = with_temperature(sizes, weights, section.temperature)
+        if not 1 <= (most := np.round(np.multiply(sizes, times)).max()) < 2**53:
+            raise DataError(
+                f"{data.folder}: from step {step:,} on the weights {weights} make epochs of at most {most:g} pairs of a corpus; "
+                "choose weights nearer to 1"
+            )
         stages.append(Stage(step, tuple(map(Corpus, ends, times))))
     return tuple(stages)
 

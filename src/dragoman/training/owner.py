@@ -72,9 +72,13 @@ def is_alive(pid: int | None, born: float | None) -> bool:
 
 
 def birth(pid: int) -> float:
-    """In ticks since the host was started, where the kernel tells them: the time of day moves when a clock is set."""
+    """In ticks since the host was started, where the kernel tells them: the time of day moves when a clock is set. A process that has
+    ended and that nobody has buried, as in containers without an init, is none any more."""
     if (stat := Path(f"/proc/{pid}/stat")).exists():
-        return int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+        state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        if state in "ZX":
+            raise ProcessLookupError(f"process {pid} has ended")
+        return int(fields[18])
     return psutil.Process(pid).create_time()
 
 

@@ -82,7 +82,7 @@ class Saver:
                 checkpoint.wait_for(own, lambda: self.writer.given_up)
                 began = time.perf_counter()
                 written = checkpoint.write(self.folder, taken, self.description, self.vocabulary, claim)
-                checkpoint.prune(self.folder, self.config.checkpoint)
+                self.prune()
                 spent = round(time.perf_counter() - began, 3)
                 when = {"stalled_at": round(moment, 3), "seconds": stalled, "write_seconds": spent}
                 self.logbook.event("checkpoint", taken.step, **when, bytes=written)
@@ -123,6 +123,13 @@ class Saver:
         if errors and self.mesh.is_main:
             self.failed(self.state.step, RunError(errors[0]))
         return None if errors else seen
+
+    def prune(self) -> None:
+        """What cannot be removed is in the way of nothing yet: the checkpoint before it is whole."""
+        try:
+            checkpoint.prune(self.folder, self.config.checkpoint)
+        except OSError as error:
+            self.logbook.tell("checkpoint", f"older ones could not be removed ({error})")
 
     def tell_apart(self, rank: int) -> None:
         """Once, by the main rank: checkpoints are good to translate with, but what is resumed from them is not the straight run."""

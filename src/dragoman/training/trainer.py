@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+PATIENCE = "patience"
 ROLLED_BACK = "rolled back"  # a reason not to stop but to read on from where training now is
 CHECK_SECONDS = 0.1  # between two looks whether all hosts have compared their data with its checksums
 
@@ -103,7 +104,8 @@ class Trainer:
         self.train_slice = even_slice(self.train_data, len(self.valid_data))
         facts.check_fits(data, config)
         self.arithmetic = arithmetic_of(facts.precision_of(config, mesh, self.folder), mesh.device)
-        self.compiled = config.train.compile == "on" or (config.train.compile == "auto" and self.worth_compiling())
+        compiling = config.train.compile == "on" or (config.train.compile == "auto" and self.worth_compiling())
+        self.compiled = all(gather(mesh, compiling))  # it decides how often ranks exchange before the first step
         self.packing = facts.packing_of(data, config)
         self.share = facts.share_of(config, mesh)
         self.stages = facts.stages_of(data, config)
@@ -140,11 +142,11 @@ class Trainer:
         self.first_of_host = False  # writes its telemetry and checks its copy of the data
 
     def worth_compiling(self) -> bool:
-        """On a GPU, where that is possible."""
+        """On a GPU, where that is possible; a host that cannot says so itself."""
         if self.mesh.device.type != "cuda":
             return False
         why = ops.cannot_compile(self.mesh.device)
-        if why and self.mesh.is_main:
+        if why and not self.mesh.local_rank:
             log.warning("nothing is compiled, and training is slower: %s", why)
         return not why
 
@@ -199,6 +201,9 @@ class Trainer:
         if self.time_is_up(0.0):  # in an earlier start
             self.end(TIME_LIMIT)
             return TIME_LIMIT
+        if self.no_better and not self.state.owes_validation:  # likewise
+            self.end(PATIENCE)
+            return PATIENCE
         monitor = self.config.monitor
         self.logbook.open(monitor)
         file = self.folder.telemetry / f"{self.logbook.host_of[self.mesh.rank]}.jsonl"
@@ -226,7 +231,7 @@ class Trainer:
         self.logbook.stop(reason)
         self.logbook.close()
         if self.mesh.is_main and self.saver.claim:
-            owner.release(self.folder, self.saver.claim)
+            self.logbook.put_down(owner.release, self.folder, self.saver.claim)
         wait_for_all(self.mesh)
 
     def loop(self) -> str:
@@ -358,6 +363,7 @@ class Trainer:
                 "schedule.learning_rate, raise schedule.warmup_steps or set train.clip_norm; "
                 f"checkpoints are in {self.folder.checkpoints}"
             )
+        self.check_copies(source)
         lost, behind = self.state.step, self.state.position
         checkpoint.restore(source, self.state, self.strategy)
         if behind.stage == self.state.position.stage:
@@ -366,7 +372,7 @@ class Trainer:
             assert self.saver.claim
             owner.require(self.folder, self.saver.claim)
             checkpoint.tidy(self.folder, self.state.step)
-            self.logbook.forget_lost_rows()
+            self.logbook.put_down(self.logbook.forget_lost_rows)
         self.judge.learn(self.usual_rows())
         self.stopping.forget()
         steps = {"from_step": lost, "lost_steps": lost - self.state.step}
@@ -466,13 +472,18 @@ class Trainer:
             stopping = stopping if scores else self.wanted_by_any()
         self.state.owes_validation = self.due(validation.every) and not scores
         improved = self.is_best(scores)
-        no_better = validation.patience and self.state.stale_validations >= validation.patience
-        if stopping or no_better or self.due(keeping.every) or (improved and keeping.keep_best):
+        if stopping or self.no_better or self.due(keeping.every) or (improved and keeping.keep_best):
             with self.watchdog.section("checkpoint"):
-                self.save(scores, must=bool(stopping or no_better or self.done))
-        if no_better:
-            return "patience"
+                self.save(scores, must=bool(stopping or self.no_better or self.done))
+        if self.no_better:
+            return PATIENCE
         return stopping if stopping and not self.done else None
+
+    @property
+    def no_better(self) -> bool:
+        """For as many validations as somebody had patience for."""
+        patience = self.config.validation.patience
+        return patience > 0 and self.state.stale_validations >= patience
 
     def check_replicas(self) -> None:
         """Ranks that must hold the same weights do; whoever does not is named, before anything of it is validated or saved."""
@@ -506,6 +517,7 @@ class Trainer:
         self.objective.train()
         if not scores:
             return {}
+        self.require_owner()  # it may have been minutes
         self.logbook.validation(scores, time.perf_counter() - start)
         return scores
 
