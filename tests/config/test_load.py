@@ -177,6 +177,19 @@ def test_rules_of_corpora(tmp_path, old, new, words):
     assert words in str(error.value)
 
 
+def test_one_wrong_key_of_a_corpus_is_one_problem(tmp_path):
+    """Its table cannot be read, so nothing is known of what names its corpora have."""
+    text = (
+        TWO_CORPORA.replace("weight = 0.5", "weight = 0") + "[[data.stages]]\nfrom_step = 5\nweights = { news = 2.0 }\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        two_corpora(tmp_path, *VALID, text=text)
+    assert len(error.value.problems) == 1
+    with pytest.raises(ConfigError) as error:
+        two_corpora(tmp_path, text=text)
+    assert [problem.split(" ")[0] for problem in error.value.problems] == ["data.corpora.1.weight", "data.valid_source"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -1,6 +1,7 @@
 """Archives from strangers: only what we ask for is written, and only where we say."""
 
 import io
+import random
 import tarfile
 import zipfile
 
@@ -75,6 +76,20 @@ def test_missing_and_damaged(tmp_path):
     (tmp_path / "page.tgz").write_text("<html>log in</html>")
     with pytest.raises(DataError, match=r"page\.tgz: damaged"):
         unpack(tmp_path / "page.tgz", ["train.fr"], tmp_path)
+
+
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.9])
+def test_a_damaged_tar_xz_is_one_line(tmp_path, at):
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as tar:
+        info = tarfile.TarInfo("train.de")
+        info.size = 200_000
+        tar.addfile(info, io.BytesIO(random.Random(1).randbytes(info.size)))
+    content = bytearray((tmp_path / "a.tar.xz").read_bytes())
+    start = 20 + int(at * len(content))
+    content[start : start + 20] = bytes(20)
+    (tmp_path / "a.tar.xz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.tar\.xz: damaged .*; remove it and run again"):
+        unpack(tmp_path / "a.tar.xz", ["train.de"], tmp_path)
 
 
 def test_members_that_only_their_folders_tell_apart(tmp_path):

@@ -13,6 +13,7 @@ from dragoman.cli.stages import prepare
 from dragoman.config.schema import Clean
 from dragoman.data import clean
 from dragoman.data.clean import wrong_language
+from dragoman.data.streams import TOO_LONG
 from dragoman.errors import ConfigError, DataError, MissingExtra
 
 
@@ -102,6 +103,31 @@ def test_repairs():
     assert mended('Fish &amp; <a href="x">chips</a>&nbsp;&quot;now&#34;') == 'Fish & chips "now"'
     assert mended("MÃ¼nchen &amp; <b>", encoding="keep", html="keep") == "MÃ¼nchen &amp; <b>"
     assert mended("a&#10;b") == "a b"  # no line end gets in by the back door
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_tag_that_is_never_closed_costs_no_more_than_its_length(quote):
+    """Each attribute that could be read in two ways would double the time: here the test would outlive us."""
+    text = "see <td" + f" x={quote}1{quote}" * 60 + " and more"
+    assert mended(text) == text
+    assert mended(text.replace(" and", "> and")) == "see and more"
+    for tag in (
+        "<a x=\"1\" y='2' z=3>",
+        "<br x=a/>",
+        '<a href="x>',
+        '<a x="1"b>',
+        '<td a="b c" d = "e"/>',
+        '<a x=">">',
+    ):
+        assert mended(f"one {tag} two") == "one two", tag
+
+
+@pytest.mark.parametrize("longest", [0, 10_000, 20_000])
+def test_what_stands_for_an_endless_line_is_never_text(longest):
+    endless = TOO_LONG.decode()
+    for pair in ((endless, "x"), ("x", endless), (endless, endless)):
+        assert reason(pair, max_characters=longest, max_character_ratio=0.0) == "line over 1 MB"
+    assert reason((endless + "x", "x"), max_characters=0, max_character_ratio=0.0) is None
 
 
 def test_a_side_of_the_validation_set_is_no_training_text():
@@ -208,10 +234,28 @@ def test_mistakes_in_a_filter_of_ones_own_are_one_line(tmp_path, own_filters):
         ("value", "is no function"),
     ):
         with pytest.raises(DataError, match=f'clean.own = "{name}_filter:f": .*{words}') as error:
-            clean.source_file(f"{name}_filter:f")
+            clean.source_files(f"{name}_filter:f")
         assert "\n" not in str(error.value)
-    assert clean.source_file("part_filter:f") == tmp_path / "part_filter.py"
+    assert clean.source_files("part_filter:f") == [tmp_path / "part_filter.py"]
     assert clean.own_filter("part_filter:f")("four", "x") == "long"
+
+
+def test_a_change_of_a_decorated_filter_is_noticed(tmp_path, own_filters):
+    """Python says that such a function lies in the file of its decorator."""
+    body = "from decorators import timed\n@timed\ndef f(source, target):\n    return 'seven' if 'number 7' in source else None\n"
+    own_filters(
+        "decorators",
+        "def timed(f):\n    def inside(source, target):\n        return f(source, target)\n    return inside\n",
+    )
+    own_filters("decorated", body)
+    config = config_for(write_corpus(tmp_path), 'clean.own=["decorated:f"]')
+    files = clean.source_files("decorated:f")
+    assert files == [tmp_path / "decorators.py", tmp_path / "decorated.py"]
+    for changed in files:
+        prepare(config, force=True)
+        changed.write_text(changed.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+        with pytest.raises(DataError, match="other settings"):
+            prepare(config)
 
 
 def duplicated(tmp_path, *overrides, **options):

@@ -86,6 +86,12 @@ def test_temperature_flattens():
     assert with_temperature(sizes, [1.0, 2.0], 1e9)[1] == pytest.approx(51.0)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-300])
+def test_a_temperature_that_no_power_can_be_taken_of_leaves_all_to_the_largest(temperature):
+    assert with_temperature([1000, 10], [1.0, 1.0], temperature) == pytest.approx([1.01, 0.0])
+    assert with_temperature([10, 1000], [1e-5, 1e-9], temperature)[1] == 0.0
+
+
 def encoded(lengths):
     ends = np.cumsum(lengths)
     side = Side(np.zeros(ends[-1], dtype=np.uint16), ends)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from sentencepiece import sentencepiece_model_pb2 as layout
 from support import SENTENCES, as_overrides, config_for, dragoman, sentences, wait_until, write_corpus
 
 from dragoman import ray_cluster, runs
@@ -92,6 +93,13 @@ def test_stopped_in_any_stage_and_started_again_gives_the_same_data(corpus, stag
     assert not [path for path in data.folder.iterdir() if path.name.startswith(".") or path.name == "encoded"]
 
 
+def flipped_score(path):
+    """A model that loads, with another score."""
+    model = layout.ModelProto.FromString(path.read_bytes())
+    model.pieces[50].score -= 1
+    path.write_bytes(model.SerializeToString())
+
+
 class Stop(Exception):
     pass
 
@@ -165,6 +173,51 @@ def test_only_what_depends_on_a_setting_is_done_again(corpus, change, stages, fi
     fresh = prepare(config_for(corpus, SHARDS, change, out="fresh"), "test", workers=1)
     assert data.manifest == fresh.manifest
     assert sorted(path.name for path in data.folder.iterdir()) == sorted(path.name for path in fresh.folder.iterdir())
+
+
+def flipped(path):
+    """One bit in the middle is another; the disk says nothing."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["train-00003.arrow", "train-00003.json", "valid-00000.arrow"])
+def test_a_damaged_shard_is_cleaned_again_and_the_sound_ones_are_not(corpus, name):
+    config = config_for(corpus, SHARDS)
+    (stage,) = prepare(config, "test", workers=1).folder.glob("cleaned-*")
+    if name.endswith("json"):
+        (stage / name).write_text("{", encoding="utf-8")
+    else:
+        flipped(stage / name)
+    before = {path.name: path.stat().st_ino for path in stage.glob("*.arrow")}
+    cleaned = []
+    progress = lambda told, done, *_: cleaned.append(done) if told == "cleaning train" else None  # noqa: E731
+    assert prepare(config, "test", workers=1, force=True, progress=progress).manifest == expected(corpus)
+    assert len(before) == 9
+    assert len(cleaned) == 2 if name.startswith("train") else 1, "seven shards were there, one was done again"
+    (again,) = (corpus / "out").glob("cleaned-*")
+    other = corpus / "undisturbed" / again.name
+    assert {path.name: path.read_bytes() for path in again.glob("*.arrow")} == {
+        path.name: path.read_bytes() for path in other.glob("*.arrow")
+    }
+
+
+@pytest.mark.parametrize("damage", [flipped_score, lambda path: path.write_bytes(b"torn"), Path.unlink])
+def test_a_damaged_vocabulary_is_learnt_again(corpus, damage):
+    config = config_for(corpus, SHARDS)
+    data = prepare(config, "test", workers=1)
+    damage(data.folder / "vocabulary.model")
+    assert stages_of(config, workers=1, force=True) >= {"learning subwords", "encoding train"}
+    assert PreparedData(data.folder).manifest == expected(corpus)
+    PreparedData(data.folder).check("train", "valid")
+
+
+def test_a_torn_vocabulary_of_an_interrupted_preparation_is_no_dead_end(corpus):
+    with pytest.raises(Stop):
+        prepare(config_for(corpus, SHARDS), "test", workers=1, progress=stop_at("encoding train", 2))
+    (corpus / "out.partial" / "vocabulary.model").write_bytes(b"torn")
+    assert prepare(config_for(corpus, SHARDS), "test", workers=1).manifest == expected(corpus)
 
 
 def test_two_at_once_are_refused_and_a_foreign_folder_is_left_alone(corpus):

@@ -12,7 +12,7 @@ from dragoman.config.schema import Subwords
 from dragoman.data import clean
 from dragoman.data.encode import PreparedData
 from dragoman.data.subwords import learn
-from dragoman.errors import DataError
+from dragoman.errors import ConfigError, DataError
 
 
 def test_every_drop_has_a_reason_and_the_sums_agree(tmp_path):
@@ -123,6 +123,24 @@ def test_the_same_seed_gives_the_same_data(tmp_path, prepared):
     assert again.manifest["digest"] == prepared.manifest["digest"]
     other = prepare(tiny_config(tmp_path / "other", tmp_path / "run", "run.seed=2"))
     assert other.manifest["digest"] != prepared.manifest["digest"]
+
+
+def test_the_seed_matters_where_something_is_drawn(tmp_path):
+    """Text from files is the same whatever it is; cuts at random are not."""
+    folder = write_corpus(tmp_path)
+    first = prepare(config_for(folder))
+    assert prepare(config_for(folder, "run.seed=2")).manifest == first.manifest
+    prepare(config_for(folder, "subwords.dropout=0.1", out="drawn"))
+    with pytest.raises(DataError, match="other settings"):
+        prepare(config_for(folder, "subwords.dropout=0.1", "run.seed=2", out="drawn"))
+
+
+def test_what_is_not_named_is_said_in_the_words_of_the_configuration(tmp_path):
+    config = config_for(write_corpus(tmp_path), "data.train_source=", "data.train_target=", "data.valid_source=")
+    with pytest.raises(
+        ConfigError, match=r"2 problems.*\n.*data\.train_source is empty.*\n.*data\.valid_source is empty"
+    ):
+        prepare(config)
 
 
 def test_a_vocabulary_that_cannot_be_learnt_is_refused(tmp_path):

@@ -221,6 +221,15 @@ def test_unequal_sides_leave_nothing_but_the_archive(origin, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["archives"]
 
 
+def test_a_member_that_was_cut_off_is_one_line(origin, tmp_path):
+    whole = gzip.compress("".join(f"sentence {number}\n" for number in range(999)).encode())
+    origin.files["/a.tgz"] = tar_of(x__en__gz=whole, x__de__gz=whole[:-20])
+    corpus = corpus_at(origin, {"train": [("/a.tgz", "x.en.gz", "x.de.gz")]})
+    with pytest.raises(DataError, match=r"x\.de\.gz: damaged or cut off"):
+        public.get(corpus, tmp_path)
+    assert not (tmp_path / "toy-en-de").exists()
+
+
 def test_a_folder_of_somebody_else_is_left_alone(origin, tmp_path):
     (tmp_path / "toy-en-de").mkdir()
     (tmp_path / "toy-en-de" / "thesis.tex").write_text("precious")

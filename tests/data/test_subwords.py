@@ -153,6 +153,18 @@ def test_text_that_two_vocabularies_cut_is_joined_by_the_same_two(tmp_path):
     assert data.text("valid") == PAIRS[:20]
 
 
+def test_another_vocabulary_of_the_source_is_other_settings(tmp_path):
+    """It lies beside the one that the run file names, and is used with it."""
+    learnt(tmp_path / "vocabulary.model"), learnt(tmp_path / "source.model", size=80)
+    options = [*written(tmp_path, str), f"subwords.model={tmp_path}/vocabulary.model"]
+    config = tiny_config(tmp_path / "out", tmp_path / "run", *options)
+    assert prepare(config).manifest["vocabulary"]["source_size"] == 80
+    learnt(tmp_path / "source.model", size=70)
+    with pytest.raises(DataError, match="other settings"):
+        prepare(config)
+    assert prepare(config, force=True).manifest["vocabulary"]["source_size"] == 70
+
+
 def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given_model):
     known = given_model.processor.piece_to_id("▁the")
     assert rows(Cutter(given_model, tokenized=True), ["▁the zzz </s> <pad>"]) == [[known, UNK, UNK, UNK, EOS]]
@@ -255,6 +267,26 @@ ODD = st.text(
     st.characters(codec="utf-8", exclude_characters="\n")
     | st.sampled_from("the old \u2581\u200b\xb4\xa8\u0308\u3099ﬁＡ가")
 )
+
+
+@pytest.fixture(scope="module")
+def literal_models(tmp_path_factory):
+    """Models to which U+2581 in a text is no space, and those like them that leave white space alone."""
+    names = ("identity", "nfkc", "nmt_nfkc")
+    for name in names:
+        prefix = tmp_path_factory.getbasetemp() / name
+        marks = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "minloglevel": 2, "model_type": "bpe"}
+        texts, train = iter(TEXTS), sentencepiece.SentencePieceTrainer.train
+        train(sentence_iterator=texts, model_prefix=str(prefix), vocab_size=90, normalization_rule_name=name, **marks)
+    return [Vocabulary(tmp_path_factory.getbasetemp() / f"{name}.model") for name in names]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(ODD.map(lambda text: " ".join(text.split())), min_size=1))
+def test_whatever_is_normalised_ids_are_those_of_whole_sentences(literal_models, texts):
+    for vocabulary in literal_models:
+        assert rows(Cutter(vocabulary), [*texts, "the\u2581 old"]) == vocabulary.encode([*texts, "the\u2581 old"])
+    assert [vocabulary.knows_words for vocabulary in literal_models] == [False, False, True]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

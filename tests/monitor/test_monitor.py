@@ -1,6 +1,7 @@
 """The monitor: gives what the machine has, writes rows, and never raises into training."""
 
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ from support import wait_until
 from dragoman.config.schema import Monitor
 from dragoman.errors import MissingExtra
 from dragoman.monitor import host, sampler
+from dragoman.monitor import sinks as sinks_module
 from dragoman.monitor.sampler import sampling
-from dragoman.monitor.sinks import Metrics, MLflow, TensorBoard, WandB, sinks
+from dragoman.monitor.sinks import Aside, Metrics, MLflow, TensorBoard, WandB, sinks
 from dragoman.runs import RunFolder, read_rows
 
 
@@ -167,7 +169,8 @@ class Service:
         if self.step == max(self.step, *(sent[0] for sent in self.sent if isinstance(sent, tuple)), 0):
             self.sent.append((self.step, numbers))
 
-    def log_metrics(self, numbers, step):
+    def log_metrics(self, numbers, step, run_id):
+        assert run_id == self.id
         self.sent.append((step, numbers))
 
     def set_experiment(self, name):
@@ -180,7 +183,12 @@ class Service:
     def finish(self):
         self.sent.append("end")
 
-    end_run = finish
+    def MlflowClient(self):
+        return self
+
+    def set_terminated(self, run_id):
+        assert run_id == self.id
+        self.finish()
 
 
 def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
@@ -197,6 +205,57 @@ def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
         make("translation", "run-7", known)
         first, again = [sent.get("id", sent.get("run_id")) for sent in service.sent if isinstance(sent, dict)]
         assert (first, again) == (None, "abc"), "a resumed run is the same one there too"
+
+
+class Slow:
+    """A server that answers when it is let."""
+
+    def __init__(self):
+        self.answers, self.got, self.ended = threading.Event(), [], False
+
+    def write(self, kind, step, numbers):
+        self.answers.wait()
+        self.got.append(step)
+
+    def close(self):
+        self.ended = True
+
+
+def test_a_server_that_does_not_answer_holds_nothing_up(monkeypatch, caplog):
+    monkeypatch.setattr(sinks_module, "MOST_WAITING", 3)
+    monkeypatch.setattr(sinks_module, "LAST_SECONDS", 0.01)
+    aside = Aside(slow := Slow())
+    for step in range(20):
+        aside.write("train", step, {"loss": 3.0})
+    aside.close()
+    assert caplog.text.count("is 3 rows behind") == 1
+    assert caplog.text.count("has not taken the last rows") == 1
+    slow.answers.set()
+    wait_until(lambda: len(slow.got) >= 3)
+    assert slow.got == list(range(len(slow.got))), "what was taken came in order"
+
+
+def test_a_server_that_answers_gets_every_row_before_the_end(caplog):
+    aside = Aside(slow := Slow())
+    for step in range(20):
+        aside.write("train", step, {"loss": 3.0})
+    slow.answers.set()
+    aside.close()
+    assert slow.got == list(range(20))
+    assert slow.ended
+    assert not caplog.text
+
+
+def test_a_server_that_breaks_in_its_thread_is_told_once_and_left(caplog):
+    def refuse(*_):
+        raise ConnectionError("no route to host")
+
+    aside = Aside(SimpleNamespace(write=refuse, close=refuse))
+    aside.write("train", 1, {"loss": 3.0})
+    wait_until(lambda: not aside.thread.is_alive())
+    aside.write("train", 2, {"loss": 3.0})
+    aside.close()
+    assert caplog.text.count("no route to host") == 1
 
 
 def test_rows_after_a_return_to_a_checkpoint_reach_weights_and_biases(tmp_path, monkeypatch):

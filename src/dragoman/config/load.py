@@ -39,10 +39,8 @@ def load_config(
     merge(tables, given)
     for override in overrides or []:
         apply_override(tables, override, problems)
-    config, found = check(tables)
+    config, found = check(tables, for_prepare=for_prepare)
     problems += found
-    if for_prepare:
-        problems += missing_files(config.data)
     if problems:
         raise ConfigError(problems, where)
     return config
@@ -113,8 +111,9 @@ def parse_value(text: str) -> Any:
 # --- checking ----------------------------------------------------------------------------------------------
 
 
-def check(tables: Tables) -> tuple[Config, list[str]]:
-    """The configuration and its problems. Rules between keys are checked even when some keys are wrong."""
+def check(tables: Tables, *, for_prepare: bool = False) -> tuple[Config, list[str]]:
+    """The configuration and its problems. Rules between keys are checked even when some keys are wrong, but for those that are
+    about wrong ones, or about what the names in data.corpora mean."""
     problems: list[str] = []
     wrong: set[str] = set()
     try:
@@ -123,7 +122,9 @@ def check(tables: Tables) -> tuple[Config, list[str]]:
         problems = [explain(detail) for detail in error.errors()]
         wrong = {".".join(str(part) for part in detail["loc"][:2]) for detail in error.errors()}
         config = Config.model_validate(without(tables, wrong))
-    problems += [rule for rule in broken_rules(config) if not any(key in rule for key in wrong)]
+    rules = [*broken_rules(config), *(missing_files(config.data) if for_prepare else ())]
+    unknown = wrong | ({"data.stages", "data.train_source"} if "data.corpora" in wrong else set())
+    problems += [rule for rule in rules if not any(key in rule for key in unknown)]
     return config, problems
 
 

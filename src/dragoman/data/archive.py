@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from dragoman.data.streams import DAMAGE
 from dragoman.errors import DataError
 
 
@@ -27,14 +27,14 @@ def unpack(archive: Path, wanted: tuple[str, ...], folder: Path) -> list[Path]:
                 found[fitting] = place if place not in found.values() else folder / f"{len(found)}.{path.name}"
                 with stream, found[fitting].open("wb") as file:
                     shutil.copyfileobj(stream, file, 1 << 20)
-            if len(found) == len(wanted):
-                return [found[each] for each in wanted]
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, *DAMAGE) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        raise DataError(f"{archive}: damaged ({error}); remove it and run again") from None
-    missing = ", ".join(sorted(set(wanted) - found.keys()))
-    raise DataError(f"{archive}: holds no plain file {missing}; its makers may have changed it")
+        first = str(error).partition("\n")[0].rstrip(":")
+        raise DataError(f"{archive}: damaged ({first}); remove it and run again") from None
+    if missing := sorted(set(wanted) - found.keys()):
+        raise DataError(f"{archive}: holds no plain file {', '.join(missing)}; its makers may have changed it")
+    return [found[each] for each in wanted]
 
 
 def members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
@@ -50,3 +50,5 @@ def members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
             stream = tar.extractfile(member) if member.isreg() else None
             if stream:
                 yield PurePosixPath(member.name), stream
+        while tar.fileobj and tar.fileobj.read(1 << 20):  # to the end, where the checksum of what was packed is
+            pass

@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from ftfy.fixes import fix_c1_controls
 from dragoman.config.schema import Clean
 from dragoman.data.corpus import Pair, RawPair, Text
 from dragoman.data.languages import code_of, is_spaced
+from dragoman.data.streams import TOO_LONG
 from dragoman.errors import ConfigError, DataError, require_extra
 
 Bools = npt.NDArray[np.bool_]
@@ -47,7 +49,9 @@ LOST = "\ufffd"
 NAMES = "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|ol|option"
 NAMES += "|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#[xX][0-9a-fA-F]{2,5});")
-TAG = re.compile(rf"</?(?:{NAMES})(?:\s+[\w:-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s<>]+))*\s*/?>", re.IGNORECASE)
+# (?> takes a value in one way only: with two ways for each of them, a tag that is never closed would cost 2^attributes.
+VALUE = r"(?>\"[^\"]*\"(?=\s|/?>)|'[^']*'(?=\s|/?>)|[^\s<>]+)"
+TAG = re.compile(rf"</?(?:{NAMES})(?:\s+[\w:-]+\s*=\s*{VALUE})*\s*/?>", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
 
 
@@ -119,6 +123,11 @@ def outside(least: int, most: float, measure: str) -> Filter:
 
 EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
 LONG: tuple[str, Filter] = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
+STAND_IN = pa.scalar(TOO_LONG.decode(), pa.large_string())
+ENDLESS: tuple[str, Filter] = (
+    "line over 1 MB",
+    lambda block: either([bools(pc.equal(side, STAND_IN)) for side in block.sides]),
+)
 C0, C1 = r"[\x00-\x08\x0e-\x1b\x7f]", r"[\x{80}-\x{9f}]"
 CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(C0)
 ALL_CONTROLS: tuple[str, Filter] = CONTROLS[0], lambda block: block.holds(f"{C0}|{C1}")
@@ -248,13 +257,14 @@ def own_filter(name: str) -> Check:
     return judged
 
 
-def source_file(name: str) -> Path:
-    """Where a filter of one's own is written: its text is part of the settings."""
+def source_files(name: str) -> list[Path]:
+    """Where a filter of one's own is written: its text is part of the settings. A function that was decorated lies in the file
+    of its decorator, so the file of the module that the name says counts too."""
     function = own_function(name)
-    try:
-        return Path(inspect.getsourcefile(function) or __file__)
-    except TypeError:  # an object that can be called, such as a partial
-        return Path(getattr(sys.modules[name.partition(":")[0]], "__file__", None) or __file__)
+    files = [getattr(sys.modules[name.partition(":")[0]], "__file__", None)]
+    with suppress(TypeError):  # an object that can be called, such as a partial
+        files.insert(0, inspect.getsourcefile(function))
+    return list(dict.fromkeys(Path(file).resolve() for file in files if file)) or [Path(__file__)]
 
 
 # --- repairs -----------------------------------------------------------------------------------------------
@@ -347,6 +357,7 @@ def cleaner_for(section: Clean, languages: tuple[str, str], held_out: Iterable[P
         (section.encoding == "repair", "broken encoding", lambda block: block.holds(LOST)),
         (section.html == "drop", "HTML", lambda block: block.through(HTML)[1]),
         (characters, f"over {characters:,} characters", outside(0, characters, "characters")),
+        (True, *ENDLESS),
         (words, f"over {words:,} words", outside(0, words, "words")),
         (word_ratio, f"word ratio over {word_ratio:g}", ratio_over(word_ratio, "words", RATIO_FROM_WORDS)),
         (ratio, f"character ratio over {ratio:g}", ratio_over(ratio, "characters", RATIO_FROM_CHARACTERS)),

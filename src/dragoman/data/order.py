@@ -97,7 +97,10 @@ class Order:
 
 def with_temperature(sizes: list[int], weights: list[float], temperature: float) -> list[float]:
     """How often an epoch has each pair of every corpus: shares are (size x weight)^(1/temperature), the sum is kept."""
-    amounts = np.array(sizes, dtype=np.float64) * weights
-    flattened = amounts ** (1.0 / temperature)
-    shares = flattened / flattened.sum()
-    return [float(share * amounts.sum() / size) if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        amounts = np.array(sizes, dtype=np.float64) * weights
+        flattened = amounts ** (1.0 / temperature)
+        if not 0.0 < flattened.sum() < np.inf:  # only then, as runs that were saved go on with the very same shares
+            flattened = (amounts / amounts.max()) ** (1.0 / temperature)
+        shares = flattened / flattened.sum()
+        return [float(share * amounts.sum() / size) if size else 0.0 for share, size in zip(shares, sizes, strict=True)]

@@ -17,17 +17,28 @@ from typing import Any
 import numpy as np
 
 from dragoman import runs
-from dragoman.config.schema import Config, Subwords
+from dragoman.config.schema import Config, Subwords, missing_files
 from dragoman.cores import usable_cores
 from dragoman.data import clean
 from dragoman.data.corpus import PARTS, RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
 from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.languages import is_spaced
-from dragoman.data.shards import SAMPLES, Reasons, Shard, check_set, chunks, clean_chunk, duplicates, read_cleaned
-from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, learn, model_bytes
+from dragoman.data.shards import (
+    LISTED,
+    SAMPLES,
+    Reasons,
+    Shard,
+    check_set,
+    chunks,
+    clean_chunk,
+    duplicates,
+    forget_damaged,
+    read_cleaned,
+)
+from dragoman.data.subwords import SOURCE_FILE, VOCABULARY_FILE, Vocabulary, beside, learn, model_bytes
 from dragoman.data.workers import Crew, Task, Tasks
-from dragoman.errors import DataError, Unfinished
+from dragoman.errors import ConfigError, DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
 
@@ -49,11 +60,13 @@ def prepare(
     """Prepare the data of a run file with `workers` processes, by default one a core, or on a Ray cluster. A folder with the
     same settings and inputs is used as it is; of one with others, what does not depend on them is taken over."""
     folder = Path(config.data.folder)
+    if problems := [*missing_files(config.data)]:
+        raise ConfigError(problems)
     settings = settings_of(config)
-    key, stages = runs.digest_of(settings), stage_keys(settings, version)
+    key, stages = key_of(settings), stage_keys(settings, version)
     if (folder / runs.MANIFEST).is_file() and not force:
         existing = PreparedData(folder)
-        if existing.manifest["settings_digest"] == key:
+        if key_of(existing.manifest["settings"]) == key:
             return existing
         raise DataError(
             f"{folder}: holds data prepared with other settings or from other text. "
@@ -73,6 +86,7 @@ def prepare(
     with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
         if not (fresh / runs.MANIFEST).is_file():
             take_over(folder, fresh, stages)
+            forget_damaged(fresh / cleaned_name(stages))
             manifest = Preparation(fresh, fresh / cleaned_name(stages), config, crew, progress).run()
             manifest |= {"dragoman": version, "settings": settings, "settings_digest": key, "stages": stages}
             runs.write_json(fresh / runs.MANIFEST, manifest)
@@ -95,7 +109,11 @@ def settings_of(config: Config) -> dict[str, Any]:
     """What the prepared data depends on: the sections, the seed and the content of the input files."""
     matters_in_training: Any = {"folder": True, "temperature": True, "stages": True, "corpora": {"__all__": {"weight"}}}
     inputs = input_digests(config)
-    inputs |= {f"clean.own {name}": runs.digest(clean.source_file(name)) for name in config.clean.own}
+    for name in config.clean.own:
+        for number, path in enumerate(clean.source_files(name)):
+            inputs[f"clean.own {name}" + f", {path.name}" * bool(number)] = runs.digest(path)
+    if config.subwords.model and (source := beside(Path(config.subwords.model))):
+        inputs["subwords.model, source"] = runs.digest(source)
     sections = {
         "data": config.data.model_dump(exclude=matters_in_training),
         "clean": config.clean.model_dump(),
@@ -104,12 +122,19 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {**sections, "seed": config.run.seed, "inputs": inputs}
 
 
+def key_of(settings: dict[str, Any]) -> str:
+    """Digest of what matters in settings: the seed does where something is drawn."""
+    drawn = settings["data"]["corpus"] != "files" or settings["subwords"].get("dropout")
+    return runs.digest_of({**settings, "seed": settings["seed"] if drawn else None})
+
+
 def stage_keys(settings: dict[str, Any], version: str) -> dict[str, str]:
     """Digests of what cleaned text and vocabulary depend on, our own version included. Ids depend on everything."""
     data, clean, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
     del data["max_tokens"], subwords["dropout"], subwords["variants"]
     seed = settings["seed"] if data["corpus"] != "files" else None
-    later = clean.pop("duplicates"), inputs.pop("subwords.model", None)
+    given = inputs.pop("subwords.model", None), inputs.pop("subwords.model, source", None)
+    later = clean.pop("duplicates"), *given
     cleaned = runs.digest_of([version, data, clean, inputs, seed])
     return {"cleaned": cleaned, "vocabulary": runs.digest_of([cleaned, *later, subwords])}
 
@@ -125,12 +150,21 @@ def take_over(old: Path, fresh: Path, stages: dict[str, str]) -> None:
     name, copy = cleaned_name(stages), fresh / ".copy"  # what starts with a dot is not believed after an interruption
     if (old / name).is_dir() and not (fresh / name).exists():
         shutil.copytree(old / name, copy).rename(fresh / name)
-    known = runs.read_json(old / runs.MANIFEST).get("stages", {})
-    if known.get("vocabulary") == stages["vocabulary"] and not (fresh / VOCABULARY_FILE).exists():
+    manifest = runs.read_json(old / runs.MANIFEST)
+    same = manifest.get("stages", {}).get("vocabulary") == stages["vocabulary"]
+    if same and not (fresh / VOCABULARY_FILE).exists() and vocabulary_digest(old) == manifest["vocabulary"]["digest"]:
         for file in (SOURCE_FILE, VOCABULARY_FILE):  # in this order: with the second the vocabulary is whole
             if (old / file).is_file():
                 shutil.copy(old / file, copy)
                 copy.rename(fresh / file)
+
+
+def vocabulary_digest(folder: Path) -> str | None:
+    """None where there is no vocabulary that can be read."""
+    try:
+        return Vocabulary(folder / VOCABULARY_FILE).digest()
+    except DataError:
+        return None
 
 
 # --- the story -------------------------------------------------------------------------------------------------
@@ -214,7 +248,7 @@ class Preparation:
         return some_left(part, [shard])
 
     def cleaned_train(self) -> list[Shard]:
-        listed = self.cleaned / "train.json"  # once it is there, the corpus need not be read again
+        listed = self.cleaned / LISTED
         shards = cleaned_before(self.cleaned)
         if not listed.is_file():
             names = {shard.name for shard in shards}
@@ -236,7 +270,7 @@ class Preparation:
 
     def vocabulary(self, shards: list[Shard], reasons: list[Reasons]) -> Vocabulary:
         path = self.folder / VOCABULARY_FILE
-        if not path.is_file():
+        if not vocabulary_digest(self.folder):
             self.progress("learning subwords", 0, 0, "")
             task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords
             given = Vocabulary(self.config.subwords.model) if self.config.subwords.model else None
@@ -314,13 +348,12 @@ def learn_from(
     shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...], step: int
 ) -> None:
     """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
-    temporary = runs.temporary_name(path)
-    if section.model:
-        given = Path(section.model)
-        temporary.write_bytes(model_bytes(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given))
-    else:
-        learn(sampled(shards, reasons, step, sides), section, temporary)
-    temporary.replace(path)
+    if not section.model:
+        learn(sampled(shards, reasons, step, sides), section, path)
+        return
+    given = Path(section.model)
+    with runs.whole(path) as stream:
+        stream.write(model_bytes(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given))
 
 
 def kept_pairs(reasons: Reasons) -> int:

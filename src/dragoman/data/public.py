@@ -33,7 +33,7 @@ from dragoman.data.archive import unpack
 from dragoman.data.corpus import PARTS, SIDES, Pair
 from dragoman.data.download import Archive, fetch
 from dragoman.data.formats import tmx_pairs, tsv_pairs
-from dragoman.data.streams import open_text
+from dragoman.data.streams import in_words, open_text
 from dragoman.errors import DataError, require_extra
 
 TABLE = Path(__file__).parent / "corpora.toml"
@@ -300,18 +300,19 @@ def aligned(source: Path, target: Path) -> Iterator[Pair]:
 
 def sentences(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
     """Text of a plain file, of the segments of an .sgm or .xml file, or between the remarks of a `train.tags` file."""
-    for line in stream:
-        text = " ".join(line.decode("utf-8", "surrogateescape").split())
-        if path.suffix == ".sgm":  # as sacreBLEU reads it, entities and all, because published scores are made so
-            if line.startswith(b"<seg "):
-                yield SEGMENT.sub(r"\1", text).strip()
-        elif path.suffix == ".xml":
-            if segment := SEGMENT.search(text):
-                yield html.unescape(segment[1]).strip()
-        elif not path.name.startswith("train.tags"):
-            yield text
-        elif not text.startswith("<") or KEPT_TAGS.match(text):
-            yield KEPT_TAGS.sub("", text).strip()
+    with in_words(path):
+        for line in stream:
+            text = " ".join(line.decode("utf-8", "surrogateescape").split())
+            if path.suffix == ".sgm":  # as sacreBLEU reads it, entities and all, because published scores are made so
+                if line.startswith(b"<seg "):
+                    yield SEGMENT.sub(r"\1", text).strip()
+            elif path.suffix == ".xml":
+                if segment := SEGMENT.search(text):
+                    yield html.unescape(segment[1]).strip()
+            elif not path.name.startswith("train.tags"):
+                yield text
+            elif not text.startswith("<") or KEPT_TAGS.match(text):
+                yield KEPT_TAGS.sub("", text).strip()
 
 
 def data_keys(corpus: Corpus, place: Path) -> str:

@@ -4,7 +4,7 @@
   train-00000.tsv         text, source TAB target, one pair a line: readable with `head`
   cleaned-<key>/          text after cleaning, before duplicates are known; the key stands for all that it depends on
     train-00000.arrow     source, target, line number in the corpus, and hashes of what makes a pair the same as another
-    train-00000.json      counts, drops by reason, samples; written last, so what has one is whole
+    train-00000.json      counts, drops by reason, samples, digest; written last, so what has one is whole
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dragoman.config.schema import Config
 from dragoman.data import clean
 from dragoman.data.clean import Block
 from dragoman.data.corpus import SIDES, Pair, RawPair
+from dragoman.errors import RunError
 
 AnyPair = TypeVar("AnyPair", Pair, RawPair)
 Keys = npt.NDArray[np.uint64]
@@ -36,6 +37,7 @@ SAMPLE_CHARACTERS = 300
 CHUNK_BYTES = 1 << 26  # of text that one process handles at a time, about
 KEYS_AT_ONCE = 1 << 21  # keys that are sorted together
 CLEANERS: dict[Path, clean.Cleaner] = {}
+LISTED = "train.json"  # once it is there, all of the corpus has been cleaned
 DUPLICATES = ("", "duplicate", "near duplicate")  # by number in an array of reasons
 
 
@@ -51,6 +53,7 @@ class Shard:
     repaired: Counter[str] = field(default_factory=Counter)
     samples: list[runs.Row] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    digest: str = ""  # of its .arrow
 
     def __post_init__(self) -> None:
         self.dropped, self.repaired = Counter(self.dropped), Counter(self.repaired)
@@ -142,8 +145,25 @@ def write_cleaned(stage: Path, shard: Shard, block: Block, lines: Any, *, near: 
         columns["near"] = hashes(Block(*map(clean.letters, block.sides)))
     with runs.whole(stage / f"{shard.name}.arrow") as stream:
         feather.write_feather(pa.table(columns), stream, compression="lz4")
+    shard.digest = runs.digest(stage / f"{shard.name}.arrow")
     runs.write_json(stage / f"{shard.name}.json", vars(shard))
     return shard
+
+
+def forget_damaged(stage: Path) -> None:
+    """A shard that is not as it was written is cleaned again: what is made of it would be declared sound."""
+    damaged = [path for path in stage.glob("*-[0-9]*.json") if not is_sound(path)]
+    for path in damaged:
+        path.unlink()
+    if damaged:
+        (stage / LISTED).unlink(missing_ok=True)
+
+
+def is_sound(path: Path) -> bool:
+    try:
+        return Shard(**runs.read_json(path)).digest == runs.digest(path.with_suffix(".arrow"))
+    except (RunError, TypeError, ValueError, FileNotFoundError):
+        return False
 
 
 def read_cleaned(path: Path) -> Block:

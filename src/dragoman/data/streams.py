@@ -24,7 +24,7 @@ import pyarrow as pa
 from dragoman.errors import DataError
 
 LONGEST_LINE_BYTES = 2**20
-TOO_LONG = b"x" * 10_000  # stands for a line of more than that; cleaning drops it for its length
+TOO_LONG = b"x" * 10_000  # stands for a line of more than that; cleaning always drops it
 HEAD_BYTES = 4096
 CONTROL_SHARE = 0.05  # of the first bytes: less is text with a few bad lines, which cleaning counts
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -24,7 +24,7 @@ from dragoman.config.schema import Config, Subwords
 from dragoman.cores import usable_cores
 from dragoman.data.corpus import Text
 from dragoman.errors import DataError
-from dragoman.runs import digest_of
+from dragoman.runs import digest_of, whole
 
 # Ids end to end, each text closed with the end mark; and how many each text has.
 Cut = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]
@@ -39,7 +39,8 @@ VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter 
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 CHUNK = 5_000  # texts that are cut together
 SPACE = "\u2581"  # how a space is written in a piece
-PROBES = ("a a", "1 \u200b \xb4 1")  # the latter become white space, or nothing
+# The second become white space, or nothing; the third ends in a space only if the vocabulary says that it is none.
+PROBES = ("a a", "1 \u200b \xb4 1", "a\u2581 a")
 LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
 
@@ -90,6 +91,12 @@ def from_vocab(path: Path) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def beside(path: Path) -> Path | None:
+    """The file of the source side's own vocabulary, where there is one beside that of the target side."""
+    source = path.with_name(SOURCE_FILE)
+    return source if path.name == VOCABULARY_FILE and source.is_file() else None
+
+
 class Vocabulary:
     """Text to ids and back. An imported vocabulary may have a second file beside it: the same pieces with the target side's
     scores."""
@@ -101,8 +108,8 @@ class Vocabulary:
     @cached_property
     def source(self) -> Vocabulary:
         """That of the source side: another one where it lies beside this one."""
-        path = self.path.with_name(SOURCE_FILE)
-        return Vocabulary(path) if self.path.name == VOCABULARY_FILE and path.is_file() else self
+        path = beside(self.path)
+        return Vocabulary(path) if path else self
 
     @cached_property
     def cores(self) -> int:
@@ -270,7 +277,8 @@ def learn(texts: Iterable[Text], section: Subwords, path: Path) -> Vocabulary:
         raise DataError(
             f"subwords.vocab_size = {section.vocab_size}: SentencePiece refuses ({reason}); lower it or give more text"
         ) from None
-    path.write_bytes(model.getvalue())
+    with whole(path) as stream:
+        stream.write(model.getvalue())
     return Vocabulary(path)
 
 

@@ -9,6 +9,8 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Full, Queue
+from threading import Thread
 from typing import Any, Protocol
 
 from dragoman.config.schema import Monitor
@@ -16,6 +18,11 @@ from dragoman.errors import MissingExtra, require_extra
 from dragoman.runs import OURS, Row, RunFolder, append_row, write_text
 
 log = logging.getLogger(__name__)
+
+MOST_WAITING = 1_000  # rows that a server may be behind
+LAST_SECONDS = 10.0  # that a server gets at the end of a run, to take what is left
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""MLflow's own patience is minutes, which a start would have to wait for."""
 
 OPENSEQ2SEQ = {  # its tags, in its units; it counts the steps of training from 0
     ("train", "loss"): ("train_loss", 1.0),
@@ -90,16 +97,64 @@ class WandB:
 
 class MLflow:
     def __init__(self, experiment: str, name: str, known: Path):
+        """The run is named in every call: which one is the current run, MLflow knows by thread."""
+        for key, value in PATIENCE.items():
+            os.environ.setdefault(key, value)
         self.mlflow = require_extra("mlflow", "mlflow", "monitor.mlflow")
         self.mlflow.set_experiment(experiment)
-        run = self.mlflow.start_run(run_id=read_known(known), run_name=name)
-        write_text(known, run.info.run_id)
+        self.run_id = self.mlflow.start_run(run_id=read_known(known), run_name=name).info.run_id
+        write_text(known, self.run_id)
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        self.mlflow.log_metrics({f"{kind}.{key}": value for key, value in numbers.items()}, step=step)
+        named = {f"{kind}.{key}": value for key, value in numbers.items()}
+        self.mlflow.log_metrics(named, step=step, run_id=self.run_id)
 
     def close(self) -> None:
-        self.mlflow.end_run()
+        self.mlflow.MlflowClient().set_terminated(self.run_id)
+
+
+class Aside:
+    """A sink that is written to from a thread of its own: a server that does not answer must not hold steps up, until the watchdog
+    takes the run for hung."""
+
+    def __init__(self, sink: Sink):
+        self.sink, self.kind, self.told = sink, type(sink).__name__, False
+        self.rows: Queue[tuple[str, int, dict[str, float]] | None] = Queue(MOST_WAITING)
+        self.thread = Thread(target=self.work, name=self.kind, daemon=True)
+        self.thread.start()
+
+    def work(self) -> None:
+        try:
+            while row := self.rows.get():
+                self.sink.write(*row)
+            self.sink.close()
+        except Exception as error:
+            leave(self.kind, error)
+
+    def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        try:
+            if self.thread.is_alive():
+                self.rows.put_nowait((kind, step, numbers))
+        except Full:
+            self.tell(f"is {MOST_WAITING:,} rows behind; rows are left out until it has caught up")
+
+    def tell(self, what: str) -> None:
+        if not self.told:
+            log.warning("%s: its server %s, training goes on", self.kind, what)
+        self.told = True
+
+    def close(self) -> None:
+        until = time.monotonic() + LAST_SECONDS
+        try:
+            if self.thread.is_alive():
+                self.rows.put(None, timeout=LAST_SECONDS)
+                self.thread.join(max(0.0, until - time.monotonic()))
+        except Full:
+            pass
+        if self.thread.is_alive():
+            log.warning(
+                "%s: its server has not taken the last rows in %.0f s; they are left out", self.kind, LAST_SECONDS
+            )
 
 
 def read_known(path: Path) -> str | None:
@@ -111,8 +166,8 @@ def sinks(folder: RunFolder, section: Monitor) -> list[Sink]:
     name = folder.path.resolve().name
     asked: dict[str, tuple[object, Callable[[], Sink]]] = {
         "TensorBoard": (section.tensorboard, lambda: TensorBoard(folder.tensorboard, section.tensorboard_tags)),
-        "WandB": (section.wandb, lambda: WandB(section.wandb, name, folder.path / "wandb.id")),
-        "MLflow": (section.mlflow, lambda: MLflow(section.mlflow, name, folder.path / "mlflow.id")),
+        "WandB": (section.wandb, lambda: Aside(WandB(section.wandb, name, folder.path / "wandb.id"))),
+        "MLflow": (section.mlflow, lambda: Aside(MLflow(section.mlflow, name, folder.path / "mlflow.id"))),
     }
     found: list[Sink] = []
     for kind, (wanted, make) in asked.items():
