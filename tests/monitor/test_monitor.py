@@ -169,25 +169,32 @@ class Service:
         if self.step == max(self.step, *(sent[0] for sent in self.sent if isinstance(sent, tuple)), 0):
             self.sent.append((self.step, numbers))
 
-    def log_metrics(self, numbers, step, run_id):
-        assert run_id == self.id
-        self.sent.append((step, numbers))
-
-    def set_experiment(self, name):
-        self.sent.append(name)
-
-    def start_run(self, **how):
-        self.sent.append(how)
-        return self
-
     def finish(self):
         self.sent.append("end")
+
+    # --- mlflow ---
+
+    entities = SimpleNamespace(Metric=lambda key, value, timestamp, step: (key, value, step))
 
     def MlflowClient(self):
         return self
 
-    def set_terminated(self, run_id):
-        assert run_id == self.id
+    def set_experiment(self, name):
+        return SimpleNamespace(experiment_id=name)
+
+    def create_run(self, experiment, run_name):
+        self.sent.append({"id": None, "name": run_name})
+        return self
+
+    def update_run(self, run, status):
+        self.sent.append({"id": run, "status": status})
+
+    def log_batch(self, run, metrics):
+        assert run == self.id
+        self.sent.append((metrics[0][2], {key: value for key, value, _ in metrics}))
+
+    def set_terminated(self, run):
+        assert run == self.id
         self.finish()
 
 
@@ -203,7 +210,7 @@ def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
         (numbers,) = [sent[1] for sent in service.sent if isinstance(sent, tuple)]
         assert [value for key, value in numbers.items() if key != "step"] == [3.0]
         make("translation", "run-7", known)
-        first, again = [sent.get("id", sent.get("run_id")) for sent in service.sent if isinstance(sent, dict)]
+        first, again = [sent.get("id") for sent in service.sent if isinstance(sent, dict)]
         assert (first, again) == (None, "abc"), "a resumed run is the same one there too"
 
 
@@ -270,7 +277,7 @@ def test_a_server_that_is_down_at_the_start_is_told_once_and_left(tmp_path, monk
     def refuse(*_, **__):
         raise ConnectionError("no route to host")
 
-    down = SimpleNamespace(init=refuse, set_experiment=refuse)
+    down = SimpleNamespace(init=refuse, MlflowClient=object, set_experiment=refuse)
     for module in ("wandb", "mlflow"):
         monkeypatch.setitem(sys.modules, module, down)
     found = sinks(RunFolder(tmp_path), Monitor(wandb="translation", mlflow="translation"))

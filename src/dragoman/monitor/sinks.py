@@ -97,20 +97,28 @@ class WandB:
 
 class MLflow:
     def __init__(self, experiment: str, name: str, known: Path):
-        """The run is named in every call: which one is the current run, MLflow knows by thread."""
+        """By its client, which names the run in every call: the current run of `mlflow.start_run` is one of a thread."""
         for key, value in PATIENCE.items():
             os.environ.setdefault(key, value)
-        self.mlflow = require_extra("mlflow", "mlflow", "monitor.mlflow")
-        self.mlflow.set_experiment(experiment)
-        self.run_id = self.mlflow.start_run(run_id=read_known(known), run_name=name).info.run_id
-        write_text(known, self.run_id)
+        mlflow = require_extra("mlflow", "mlflow", "monitor.mlflow")
+        self.client = mlflow.MlflowClient()
+        if run := read_known(known):
+            self.run = run
+            self.client.update_run(run, status="RUNNING")
+        else:
+            number = mlflow.set_experiment(experiment).experiment_id
+            self.run = self.client.create_run(number, run_name=name).info.run_id
+            write_text(known, self.run)
+        self.metric = mlflow.entities.Metric
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        named = {f"{kind}.{key}": value for key, value in numbers.items()}
-        self.mlflow.log_metrics(named, step=step, run_id=self.run_id)
+        now = int(time.time() * 1000)
+        self.client.log_batch(
+            self.run, [self.metric(f"{kind}.{key}", value, now, step) for key, value in numbers.items()]
+        )
 
     def close(self) -> None:
-        self.mlflow.MlflowClient().set_terminated(self.run_id)
+        self.client.set_terminated(self.run)
 
 
 class Aside:
