@@ -80,7 +80,9 @@ def prepare(
         )
     check_inputs(config.data)
     if config.subwords.model:
-        Vocabulary(config.subwords.model)
+        Vocabulary(
+            config.subwords.model
+        ).digest()  # read now, both of it: what is wrong there is found before hours of work
     # With our version: an upgrade does not go on with half of an older one's work.
     begun = runs.digest_of([key, stages])
     with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
@@ -153,10 +155,7 @@ def take_over(old: Path, fresh: Path, stages: dict[str, str]) -> None:
     manifest = runs.read_json(old / runs.MANIFEST)
     same = manifest.get("stages", {}).get("vocabulary") == stages["vocabulary"]
     if same and not (fresh / VOCABULARY_FILE).exists() and vocabulary_digest(old) == manifest["vocabulary"]["digest"]:
-        for file in (SOURCE_FILE, VOCABULARY_FILE):  # in this order: with the second the vocabulary is whole
-            if (old / file).is_file():
-                shutil.copy(old / file, copy)
-                copy.rename(fresh / file)
+        copy_vocabulary(old / VOCABULARY_FILE, fresh)
 
 
 def vocabulary_digest(folder: Path) -> str | None:
@@ -188,7 +187,6 @@ class Preparation:
     def __init__(self, folder: Path, cleaned: Path, config: Config, crew: Crew, progress: runs.Progress):
         self.folder, self.cleaned, self.encoded = folder, cleaned, folder / "encoded"
         self.config, self.crew, self.progress = config, crew, progress
-        self.sample_steps: dict[tuple[int, ...], int] = {}  # by sides
         for stage in (self.cleaned, self.encoded):
             stage.mkdir(exist_ok=True)
 
@@ -214,7 +212,7 @@ class Preparation:
         cleaned["train"] = self.cleaned_train()  # last, because it may hold no sentence of the others
         reasons = {part: [np.zeros(shard.pairs, np.uint8) for shard in shards] for part, shards in cleaned.items()}
         reasons["train"] = duplicates(self.cleaned, cleaned["train"], self.config)
-        vocabulary = self.vocabulary(cleaned["train"], reasons["train"])
+        vocabulary, sample_sizes = self.vocabulary(cleaned["train"], reasons["train"])
         encoded: Parts = {part: self.encoded_part(part, cleaned[part], reasons[part]) for part in cleaned}
         manifest: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
@@ -223,7 +221,7 @@ class Preparation:
                 "kind": "given" if self.config.subwords.model else self.config.subwords.kind,
                 "size": len(vocabulary),
                 **({"source_size": vocabulary.source_size} if vocabulary.source_size else {}),
-                **self.sample_sizes(cleaned["train"], reasons["train"]),
+                **sample_sizes,
                 "digest": vocabulary.digest(),
             },
         }
@@ -268,48 +266,51 @@ class Preparation:
 
     # --- ids -------------------------------------------------------------------------------------------------
 
-    def vocabulary(self, shards: list[Shard], reasons: list[Reasons]) -> Vocabulary:
-        path = self.folder / VOCABULARY_FILE
-        if not vocabulary_digest(self.folder):
+    def vocabulary(self, shards: list[Shard], reasons: list[Reasons]) -> tuple[Vocabulary, dict[str, int]]:
+        """The vocabulary, and how many pairs it was learnt from; each of the two, where each side has its own."""
+        section, path = self.config.subwords, self.folder / VOCABULARY_FILE
+        missing = vocabulary_digest(self.folder) is None
+        if missing:
             self.progress("learning subwords", 0, 0, "")
-            task = [self.cleaned / f"{shard.name}.arrow" for shard in shards], reasons, self.config.subwords
-            given = Vocabulary(self.config.subwords.model) if self.config.subwords.model else None
-            one = given.source is given if given else self.config.subwords.joint
-            learnt = {path: (0, 1)} if one else {path.with_name(SOURCE_FILE): (0,), path: (1,)}
-            try:
-                for file, sides in learnt.items():
-                    what = *task, file, sides, self.sample_step(shards, reasons, sides)
-                    learn_from(*what) if len(shards) == 1 else self.crew.apply(learn_from, *what)
-            except DataError as error:
-                left = f"training pairs left after cleaning: {sum(shard.pairs for shard in shards):,}"
-                raise DataError(f"{error} ({left}, dropped: {drops_of(shards)})") from None
-        return Vocabulary(path)
+        if section.model:
+            if missing:
+                copy_vocabulary(Path(section.model), self.folder)
+            return Vocabulary(path), {}
+        learnt = {VOCABULARY_FILE: (0, 1)} if section.joint else {SOURCE_FILE: (0,), VOCABULARY_FILE: (1,)}
+        steps = {file: self.sample_step(shards, reasons, sides) for file, sides in learnt.items()}
+        if missing:
+            for file, sides in learnt.items():
+                self.learn(self.folder / file, sides, steps[file], shards, reasons)
+        kept = sum(map(kept_pairs, reasons))
+        keys = {SOURCE_FILE: "source_sample_pairs", VOCABULARY_FILE: "sample_pairs"}
+        return Vocabulary(path), {keys[file]: -(-kept // step) for file, step in steps.items()}
+
+    def learn(self, file: Path, sides: tuple[int, ...], step: int, shards: list[Shard], reasons: list[Reasons]) -> None:
+        paths = [self.cleaned / f"{shard.name}.arrow" for shard in shards]
+        task = paths, reasons, self.config.subwords, file, sides, step
+        try:
+            learn_from(*task) if len(shards) == 1 else self.crew.apply(learn_from, *task)
+        except DataError as error:
+            left = f"training pairs left after cleaning: {sum(shard.pairs for shard in shards):,}"
+            raise DataError(f"{error} ({left}, dropped: {drops_of(shards)})") from None
 
     def sample_step(self, shards: list[Shard], reasons: list[Reasons], sides: tuple[int, ...]) -> int:
         """Subwords are learnt from one of so many pairs. Where SentencePiece holds whole sentences, their characters are bounded
-        too: always for unigram, else where no spaces cut them into words. Counted once: that reads all of the text."""
-        if sides in self.sample_steps:
-            return self.sample_steps[sides]
+        too: always for unigram, else where no spaces cut them into words."""
         section, data = self.config.subwords, self.config.data
         unigram, languages = section.kind == "unigram", (data.source_lang, data.target_lang)
-        given = bool(section.model)  # then nothing is learnt, and nothing need be counted
-        held = [side for side in sides if not given and (unigram or not is_spaced(languages[side]))]
-        characters = 0
-        for shard, of_shard in zip(shards, reasons, strict=True):
-            if held:
-                lengths = read_cleaned(self.cleaned / f"{shard.name}.arrow").characters[held]
-                characters += int(lengths[:, of_shard == 0].sum())
+        held = [side for side in sides if unigram or not is_spaced(languages[side])]
+        characters = self.characters(shards, reasons, held) if held else 0
         step = -(-sum(map(kept_pairs, reasons)) // section.sample_pairs)
-        step = max(step, -(-characters // (MOST_UNIGRAM if unigram else MOST_UNSPACED)))
-        return self.sample_steps.setdefault(sides, step)
+        return max(step, -(-characters // (MOST_UNIGRAM if unigram else MOST_UNSPACED)))
 
-    def sample_sizes(self, shards: list[Shard], reasons: list[Reasons]) -> dict[str, int]:
-        """How many pairs the vocabulary was learnt from; each, where there are two."""
-        if self.config.subwords.model:
-            return {}
-        kept = sum(map(kept_pairs, reasons))
-        sides = {"": (0, 1)} if self.config.subwords.joint else {"source_": (0,), "": (1,)}
-        return {f"{name}sample_pairs": -(-kept // self.sample_step(shards, reasons, of)) for name, of in sides.items()}
+    def characters(self, shards: list[Shard], reasons: list[Reasons], sides: list[int]) -> int:
+        """Of all pairs that are kept. This reads all of the text."""
+        total = 0
+        for shard, of_shard in zip(shards, reasons, strict=True):
+            lengths = read_cleaned(self.cleaned / f"{shard.name}.arrow").characters[sides]
+            total += int(lengths[:, of_shard == 0].sum())
+        return total
 
     def encoded_part(self, part: str, cleaned: list[Shard], reasons: list[Reasons]) -> list[Shard]:
         before = [Shard.finished(self.encoded, shard.name) for shard in cleaned]
@@ -347,13 +348,16 @@ def cleaning(stage: Path, before: set[str], config: Config) -> Iterator[Task]:
 def learn_from(
     shards: list[Path], reasons: list[Reasons], section: Subwords, path: Path, sides: tuple[int, ...], step: int
 ) -> None:
-    """The model that the section names, or one learnt from an even sample of the shards, without duplicates."""
-    if not section.model:
-        learn(sampled(shards, reasons, step, sides), section, path)
-        return
-    given = Path(section.model)
-    with runs.whole(path) as stream:
-        stream.write(model_bytes(given.with_name(SOURCE_FILE) if path.name == SOURCE_FILE else given))
+    """From an even sample of the shards, without duplicates. Nothing comes back: another process may have done it."""
+    learn(sampled(shards, reasons, step, sides), section, path)
+
+
+def copy_vocabulary(model: Path, folder: Path) -> None:
+    """As it is, with that of the source side where it has one of its own, which comes first: with the other one all is there."""
+    for given, name in ((beside(model), SOURCE_FILE), (model, VOCABULARY_FILE)):
+        if given:
+            with runs.whole(folder / name) as stream:
+                stream.write(model_bytes(given))
 
 
 def kept_pairs(reasons: Reasons) -> int:
