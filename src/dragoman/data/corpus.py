@@ -10,7 +10,7 @@ from typing import Any
 from dragoman import runs
 from dragoman.config.schema import Config, Corpus, Data
 from dragoman.data import formats
-from dragoman.data.streams import PACKED, in_words, member_of, zip_members
+from dragoman.data.streams import PACKED, in_words, lines, member_of, zip_members
 from dragoman.errors import DataError
 
 Pair = tuple[str, str]
@@ -96,9 +96,10 @@ def format_of(corpus: Corpus, where: str) -> str:
 
 def read_pairs(corpus: CorpusSpec) -> Iterator[RawPair]:
     """All pairs of a corpus as bytes, read as a stream."""
-    if corpus.format in TWO_FILES:
-        read = formats.sgm_pairs if corpus.format == "sgm" else formats.line_pairs
-        return read(*corpus.paths)
+    if corpus.format == "lines":
+        return formats.aligned(corpus.paths, lines, "lines")
+    if corpus.format == "sgm":
+        return formats.aligned(corpus.paths, formats.segments, "segments")
     (path,) = corpus.paths
     if corpus.format == "tsv":
         return formats.tsv_pairs(path)

@@ -28,17 +28,8 @@ MARKUP = {"bpt", "ept", "it", "ph", "ut"}  # inside a TMX segment: codes of some
 # --- two files ---------------------------------------------------------------------------------------------
 
 
-def line_pairs(source: Path, target: Path) -> Iterator[RawPair]:
-    """Aligned lines, without line ends."""
-    return aligned(source, target, lines, "lines")
-
-
-def sgm_pairs(source: Path, target: Path) -> Iterator[RawPair]:
-    """Segments of a test set of the WMT shared tasks: a srcset and a refset."""
-    return aligned(source, target, segments, "segments")
-
-
 def segments(path: Path, stream: BinaryIO) -> Iterator[bytes]:
+    """Of a test set of the WMT shared tasks: a srcset or a refset."""
     held, found = b"", False
     for line in lines(path, stream):
         held += b" " + line
@@ -51,10 +42,9 @@ def segments(path: Path, stream: BinaryIO) -> Iterator[bytes]:
         raise DataError(f"{path}: holds no <seg id=...>, so it is no SGM test set; name plain text otherwise than .sgm")
 
 
-def aligned(
-    source: Path, target: Path, read: Callable[[Path, BinaryIO], Iterator[bytes]], unit: str
-) -> Iterator[RawPair]:
-    """Files of unequal length are refused with both counts."""
+def aligned(paths: tuple[Path, ...], read: Callable[[Path, BinaryIO], Iterator[bytes]], unit: str) -> Iterator[RawPair]:
+    """Pairs of what `read` finds in two files, `lines` or `segments`. Unequal numbers are refused with both counts."""
+    source, target = paths
     with open_text(source) as source_stream, open_text(target) as target_stream:
         sources, targets = read(source, source_stream), read(target, target_stream)
         for count, (one, other) in enumerate(zip_longest(sources, targets)):
