@@ -64,20 +64,8 @@ def prepare(
         raise ConfigError(problems)
     settings = settings_of(config)
     key, stages = key_of(settings), stage_keys(settings, version)
-    if (folder / runs.MANIFEST).is_file() and not force:
-        existing = PreparedData(folder)
-        if key_of(existing.manifest["settings"]) == key:
-            return existing
-        raise DataError(
-            f"{folder}: holds data prepared with other settings or from other text. "
-            "Add --force to replace it, or choose another data.folder"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is a file; data.folder names a folder to be made")
-    if not runs.vacant(folder) and not (folder / runs.MANIFEST).is_file():
-        raise DataError(
-            f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
-        )
+    if existing := prepared_before(folder, key, force=force):
+        return existing
     check_inputs(config.data)
     if config.subwords.model:
         Vocabulary(
@@ -96,6 +84,27 @@ def prepare(
     return PreparedData(folder)
 
 
+def prepared_before(folder: Path, key: str, *, force: bool) -> PreparedData | None:
+    """The data that is asked for, where it lies there already; what else lies there is refused, but for data to be replaced."""
+    if (folder / runs.MANIFEST).is_file():
+        if force:
+            return None
+        existing = PreparedData(folder)
+        if key_of(existing.manifest["settings"]) == key:
+            return existing
+        raise DataError(
+            f"{folder}: holds data prepared with other settings or from other text. "
+            "Add --force to replace it, or choose another data.folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file; data.folder names a folder to be made")
+    if not runs.vacant(folder):
+        raise DataError(
+            f"{folder}: is not empty and holds no prepared data; it is left alone. Choose another data.folder"
+        )
+    return None
+
+
 def crew_of(workers: int | None, *, on_ray: bool) -> Crew:
     if not on_ray:
         return Crew(workers or usable_cores())
@@ -112,8 +121,9 @@ def settings_of(config: Config) -> dict[str, Any]:
     matters_in_training: Any = {"folder": True, "temperature": True, "stages": True, "corpora": {"__all__": {"weight"}}}
     inputs = input_digests(config)
     for name in config.clean.own:
-        for number, path in enumerate(clean.source_files(name)):
-            inputs[f"clean.own {name}" + f", {path.name}" * bool(number)] = runs.digest(path)
+        first, *others = clean.source_files(name)
+        inputs[f"clean.own {name}"] = runs.digest(first)
+        inputs |= {f"clean.own {name}, {path.name}": runs.digest(path) for path in others}
     if config.subwords.model and (source := beside(Path(config.subwords.model))):
         inputs["subwords.model, source"] = runs.digest(source)
     sections = {
@@ -251,7 +261,7 @@ class Preparation:
         if not listed.is_file():
             names = {shard.name for shard in shards}
             self.shared("cleaning train", shards, 0, cleaning, self.cleaned, names, self.config)
-            # Those that lie there: where Ray lost a worker, it may have told of one twice, or of one not at all.
+            # Read again from disk: Ray, where it lost a worker, may have told of a shard twice, or not at all.
             shards = cleaned_before(self.cleaned)
             runs.write_json(listed, [shard.name for shard in shards])
         return some_left("train", shards)
@@ -340,7 +350,8 @@ def cleaning(stage: Path, before: set[str], config: Config) -> Iterator[Task]:
         line = 1
         for raw in chunks(pairs, config.data.shard_pairs):
             name = f"train-{number:05d}"
-            if name not in before:  # not asked of the disk: Ray may go through these tasks twice, and counts them
+            # Known beforehand, not looked up on disk: Ray may list these tasks twice and wants the same number of them.
+            if name not in before:
                 yield clean_chunk, (stage, name, corpus, line, raw, config)
             number, line = number + 1, line + len(raw)
 
