@@ -204,7 +204,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is written under a temporary name and renamed at the end: a reader sees the old file or the new one,
     never a torso. A link is followed; a pipe or a device is written into. An error names the file that it was about."""
     named, path = path, path.resolve()
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         if named.exists() and not named.is_file():
             with named.open("wb") as stream:
@@ -239,10 +239,6 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text.encode())
 
 
-def temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-
-
 def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -275,7 +271,7 @@ def vacant(path: Path) -> bool:
 
 
 Committing = Callable[[], AbstractContextManager[None]]
-"""In here a folder takes its name; what is raised before prevents it."""
+"""A context in which a folder takes its name; if entering it raises, the folder gets none."""
 
 
 @contextmanager

@@ -411,11 +411,22 @@ SECTIONS: dict[str, type[Section]] = {
 
 def broken_rules(config: Config) -> Iterator[str]:
     """Rules between keys: one line each with both values and the remedy."""
-    model, train, schedule, data = config.model, config.train, config.schedule, config.data
+    yield from model_rules(config.model)
+    yield from row_rules(config.train, config.data)
+    yield from parallel_rules(config.parallel, config.train)
+    yield from corpus_rules(config.data)
+    yield from subword_rules(config)
+    yield from schedule_rules(config.schedule)
+
+
+def model_rules(model: Model) -> Iterator[str]:
     if model.d_model % model.heads:
         yield f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; choose a divisor"
     if model.d_model % 2:
         yield f"model.d_model = {model.d_model} is odd; sinusoidal positions need an even width"
+
+
+def row_rules(train: Train, data: Data) -> Iterator[str]:
     widest = max(train.tile_width, train.wide_tile_width)
     if data.max_tokens >= widest:
         yield (
@@ -434,21 +445,6 @@ def broken_rules(config: Config) -> Iterator[str]:
                 f"train.{key} = {size} does not hold one row of train.wide_tile_width = {train.wide_tile_width}, "
                 f"which data.max_tokens = {data.max_tokens} needs; raise train.{key}"
             )
-    yield from parallel_rules(config.parallel, train)
-    yield from corpus_rules(data)
-    yield from subword_rules(config)
-    if schedule.policy == "transformer" and not schedule.warmup_steps:
-        yield 'schedule.warmup_steps = 0 has no meaning with schedule.policy = "transformer"; set it to 1 or more'
-    if schedule.policy == "piecewise":
-        if len(schedule.boundaries) != len(schedule.factors) or not schedule.boundaries:
-            yield (
-                f"schedule.boundaries ({len(schedule.boundaries)} values) and schedule.factors ({len(schedule.factors)} values) "
-                'must be of equal length, at least 1, with schedule.policy = "piecewise"'
-            )
-        if list(schedule.boundaries) != sorted(set(schedule.boundaries)):
-            yield f"schedule.boundaries = {list(schedule.boundaries)} must rise"
-    if schedule.policy == "inverse_polynomial" and not schedule.min_learning_rate:
-        yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
 def parallel_rules(parallel: Parallel, train: Train) -> Iterator[str]:
@@ -509,6 +505,21 @@ def broken_stages(data: Data) -> Iterator[str]:
     steps = [stage.from_step for stage in data.stages]
     if steps != sorted(set(steps)):
         yield f"data.stages: from_step = {steps} must rise"
+
+
+def schedule_rules(schedule: Schedule) -> Iterator[str]:
+    if schedule.policy == "transformer" and not schedule.warmup_steps:
+        yield 'schedule.warmup_steps = 0 has no meaning with schedule.policy = "transformer"; set it to 1 or more'
+    if schedule.policy == "piecewise":
+        if len(schedule.boundaries) != len(schedule.factors) or not schedule.boundaries:
+            yield (
+                f"schedule.boundaries ({len(schedule.boundaries)} values) and schedule.factors ({len(schedule.factors)} values) "
+                'must be of equal length, at least 1, with schedule.policy = "piecewise"'
+            )
+        if list(schedule.boundaries) != sorted(set(schedule.boundaries)):
+            yield f"schedule.boundaries = {list(schedule.boundaries)} must rise"
+    if schedule.policy == "inverse_polynomial" and not schedule.min_learning_rate:
+        yield 'schedule.min_learning_rate = 0 is never reached with schedule.policy = "inverse_polynomial"; set it above 0'
 
 
 def missing_files(data: Data) -> Iterator[str]:

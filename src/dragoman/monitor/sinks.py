@@ -126,7 +126,7 @@ class Aside:
     takes the run for hung."""
 
     def __init__(self, sink: Sink):
-        self.sink, self.kind, self.told = sink, type(sink).__name__, False
+        self.sink, self.kind, self.warned = sink, type(sink).__name__, False
         self.rows: Queue[tuple[str, int, dict[str, float]] | None] = Queue(MOST_WAITING)
         self.thread = Thread(target=self.work, name=self.kind, daemon=True)
         self.thread.start()
@@ -144,12 +144,10 @@ class Aside:
             if self.thread.is_alive():
                 self.rows.put_nowait((kind, step, numbers))
         except Full:
-            self.tell(f"is {MOST_WAITING:,} rows behind; rows are left out until it has caught up")
-
-    def tell(self, what: str) -> None:
-        if not self.told:
-            log.warning("%s: its server %s, training goes on", self.kind, what)
-        self.told = True
+            if not self.warned:
+                told = "%s: its server is %s rows behind; rows are left out until it has caught up, training goes on"
+                log.warning(told, self.kind, f"{MOST_WAITING:,}")
+            self.warned = True
 
     def close(self) -> None:
         until = time.monotonic() + LAST_SECONDS
@@ -209,7 +207,7 @@ class Metrics:
     def close(self) -> None:
         self.tell(lambda sink: sink.close())
 
-    def tell(self, what: Any) -> None:
+    def tell(self, what: Callable[[Sink], None]) -> None:
         for sink in list(self.sinks):
             try:
                 what(sink)
