@@ -17,7 +17,7 @@ from dragoman.cli.main import app
 from dragoman.cli.stages import prepare
 from dragoman.config.schema import Data
 from dragoman.data.clean import LONGEST_LINE
-from dragoman.data.corpus import held_out, raw_pairs, read_pairs
+from dragoman.data.corpus import files_of, raw_pairs, read_pairs
 from dragoman.data.encode import PreparedData
 from dragoman.data.streams import TOO_LONG, seems
 from dragoman.errors import DataError, DragomanError
@@ -91,7 +91,7 @@ def test_archives(tmp_path):
         archive.writestr("folder/a.de", TEXT.upper())
     expected = list(zip(TEXT.splitlines(), TEXT.upper().splitlines(), strict=True))
     assert list(raw_pairs(Path(f"{path}!a.en"), Path(f"{path}!folder/a.de"))) == expected
-    assert list(read_pairs(held_out(Data(valid_source=str(path)), "valid"))) == expected
+    assert list(read_pairs(files_of(Data(valid_source=str(path)), "valid"))) == expected
 
 
 def test_files_that_cannot_be_read(tmp_path):

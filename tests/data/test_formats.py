@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.schema import Corpus, Data
-from dragoman.data.corpus import corpora_of, held_out, raw_pairs, read_pairs
+from dragoman.data.corpus import corpora_of, files_of, raw_pairs, read_pairs
 from dragoman.data.formats import tmx_pairs
 from dragoman.data.streams import OPENERS, TOO_LONG
 from dragoman.errors import DataError
@@ -78,7 +78,7 @@ def test_one_file_of_pairs_plain_or_packed(tmp_path, kind, packed):
     found = [*RAW, (b"only English", b"")] if kind == "tmx" else RAW  # what a unit lacks is counted by cleaning
     assert read(pairs=path) == found
     assert list(tmp_path.iterdir()) == [tmp_path / f"c.{kind}{packed}"]
-    assert list(read_pairs(held_out(Data(valid_source=path), "valid"))) == found
+    assert list(read_pairs(files_of(Data(valid_source=path), "valid"))) == found
 
 
 @pytest.mark.parametrize("packed", PACKERS)
@@ -118,7 +118,7 @@ def test_the_format_can_be_said(tmp_path):
         with pytest.raises(DataError, match=rf"data\.corpora\.c = .*{words}"):
             read(**keys)
     with pytest.raises(DataError, match=r"data\.valid_source = 'c\.en': one file"):
-        held_out(Data(valid_source="c.en"), "valid")
+        files_of(Data(valid_source="c.en"), "valid")
 
 
 def test_the_format_of_held_out_sets_can_be_said_too(tmp_path):
@@ -126,10 +126,10 @@ def test_the_format_of_held_out_sets_can_be_said_too(tmp_path):
     tsv = write(tmp_path / "v.txt", CONTENTS["tsv"])
     rows = write(tmp_path / "t.jsonl", '{"src": "a", "tgt": "b"}')
     data = Data(train_source=tsv, train_target=tsv, valid_source=tsv, format="tsv", test_source=rows)
-    assert list(read_pairs(held_out(data, "valid"))) == RAW
-    assert next(read_pairs(held_out(data, "train"))) == (CONTENTS["tsv"].splitlines()[0].encode(),) * 2
+    assert list(read_pairs(files_of(data, "valid"))) == RAW
+    assert next(read_pairs(files_of(data, "train"))) == (CONTENTS["tsv"].splitlines()[0].encode(),) * 2
     data = Data(test_source=rows, source_key="src", target_key="tgt")
-    assert list(read_pairs(held_out(data, "test"))) == [(b"a", b"b")]
+    assert list(read_pairs(files_of(data, "test"))) == [(b"a", b"b")]
 
 
 def test_a_blank_line_among_json_is_an_empty_pair(tmp_path):

@@ -49,7 +49,8 @@ LOST = "\ufffd"
 NAMES = "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|ol|option"
 NAMES += "|p|pre|s|script|select|small|span|strike|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|u|ul"
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#[xX][0-9a-fA-F]{2,5});")
-# (?> takes a value in one way only: with two ways for each of them, a tag that is never closed would cost 2^attributes.
+# (?>...) never gives back what it took. Otherwise each value could be read in two ways, and a tag that is never closed would be
+# tried in 2^attributes ways.
 VALUE = r"(?>\"[^\"]*\"(?=\s|/?>)|'[^']*'(?=\s|/?>)|[^\s<>]+)"
 TAG = re.compile(rf"</?(?:{NAMES})(?:\s+[\w:-]+\s*=\s*{VALUE})*\s*/?>", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
@@ -111,6 +112,7 @@ def either(sides: Any) -> Bools:
 
 
 Filter = Callable[[Block], Bools]  # which pairs to drop
+Named = tuple[str, Filter]  # with the reason that is counted
 Check = Callable[[str, str], str | None]  # the reason to drop a pair
 
 
@@ -121,16 +123,13 @@ def outside(least: int, most: float, measure: str) -> Filter:
     return lambda block: either(getattr(block, measure) < least) | either(getattr(block, measure) > most)
 
 
-EMPTY: tuple[str, Filter] = "empty side", outside(1, np.inf, "characters")
-LONG: tuple[str, Filter] = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
+EMPTY: Named = "empty side", outside(1, np.inf, "characters")
+LONG: Named = f"over {LONGEST_LINE:,} characters", outside(0, LONGEST_LINE, "characters")
 STAND_IN = pa.scalar(TOO_LONG.decode(), pa.large_string())
-ENDLESS: tuple[str, Filter] = (
-    "line over 1 MB",
-    lambda block: either([bools(pc.equal(side, STAND_IN)) for side in block.sides]),
-)
+ENDLESS: Named = "line over 1 MB", lambda block: either([bools(pc.equal(side, STAND_IN)) for side in block.sides])
 C0, C1 = r"[\x00-\x08\x0e-\x1b\x7f]", r"[\x{80}-\x{9f}]"
-CONTROLS: tuple[str, Filter] = "control characters", lambda block: block.holds(C0)
-ALL_CONTROLS: tuple[str, Filter] = CONTROLS[0], lambda block: block.holds(f"{C0}|{C1}")
+CONTROLS: Named = "control characters", lambda block: block.holds(C0)
+ALL_CONTROLS: Named = CONTROLS[0], lambda block: block.holds(f"{C0}|{C1}")
 
 
 def ratio_over(largest: float, measure: str, at_least: int) -> Filter:
@@ -170,7 +169,7 @@ def held_out_before(held_out: Iterable[Pair], spaced: Spaced, repairs: Iterable[
 
 
 def one_of(texts: Text) -> Callable[[Text], Bools]:
-    """Which lines are one of these, but for case and punctuation. Most are known to be none by their first letters."""
+    """Which lines are one of these, but for case and punctuation. Most are ruled out by their first letters, which is cheap."""
     known = unpunctuated(texts).unique()
     beginnings = text_of({text[:length] for text in known.to_pylist() for length in range(BEGINNING + 1)})
 

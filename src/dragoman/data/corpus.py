@@ -33,18 +33,22 @@ class CorpusSpec:
     keys: formats.Names  # of JSON lines
     langs: formats.Names
 
+    @property
+    def file_names(self) -> str:
+        return " / ".join(map(str, self.paths))
+
 
 def corpora_of(data: Data) -> list[CorpusSpec]:
     """The training corpora, in order; none where the text is generated."""
     if data.corpus != "files":
         return []
     if not data.corpora:
-        return [held_out(data, "train")]
+        return [files_of(data, "train")]
     return [spec_of(data, corpus, f"data.corpora.{corpus.name} = ") for corpus in data.corpora]
 
 
-def held_out(data: Data, part: str) -> CorpusSpec:
-    """The files of one part."""
+def files_of(data: Data, part: str) -> CorpusSpec:
+    """The corpus that data.PART_source and data.PART_target name."""
     source, target = (getattr(data, f"{part}_{side}") for side in SIDES)
     return spec_of(data, two_sides(data, part, source, target), f"data.{part}_source = ")
 
@@ -118,10 +122,11 @@ def raw_pairs(source: Path, target: Path | None = None, data: Data | None = None
 def check_inputs(data: Data) -> None:
     """Read the first pair of everything, so that a bad file or an empty one is found before hours of work on the others."""
     parts = [part for part in ("valid", "test") if data.corpus == "files" and getattr(data, f"{part}_source")]
-    for corpus in [*corpora_of(data), *(held_out(data, part) for part in parts)]:
+    for corpus in [*corpora_of(data), *(files_of(data, part) for part in parts)]:
         if next(read_pairs(corpus), None) is None:
-            named = " / ".join(map(str, corpus.paths))
-            raise DataError(f"{named}: holds no pair; take the file again from its origin, or leave the corpus out")
+            raise DataError(
+                f"{corpus.file_names}: holds no pair; take the file again from its origin, or leave the corpus out"
+            )
 
 
 def input_digests(config: Config) -> dict[str, str]:

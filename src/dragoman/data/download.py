@@ -20,7 +20,7 @@ from typing import Any
 from dragoman import runs
 from dragoman.errors import DataError, RunError
 
-TRIES = 5  # on end that bring nothing: then a mirror that brought something is left
+TRIES = 5  # in a row that bring nothing new; after them even a mirror that has sent something is given up
 PAUSE_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 CHUNK_BYTES = 1 << 18
@@ -71,10 +71,11 @@ def served(
     folder.mkdir(parents=True, exist_ok=True)
     for url in archive.urls:
         part = part_of(path, url, archive.checksum)
+        # What lies there came from another address, or from another version of the file: it may not fit.
         foreign = size_of(part) and not beginning(url, part)
         try:
             receive_whole(url, part, progress, silence_s, guarded=bool(archive.checksum))
-            if foreign and checksum_of(part, archive.checksum) != archive.checksum:  # by its beginning, perhaps
+            if foreign and checksum_of(part, archive.checksum) != archive.checksum:
                 part.unlink()
                 receive_whole(url, part, progress, silence_s, guarded=True)
             accept(part, path, archive.checksum)

@@ -27,11 +27,11 @@ from dragoman.data.corpus import SIDES, Pair, Text
 from dragoman.data.shards import DUPLICATES, Reasons, Shard, column, read_cleaned, read_shards
 from dragoman.data.subwords import UNK, VOCABULARY_FILE, Cutter, Vocabulary, cutter_for
 from dragoman.errors import AWAY, DataError
-from dragoman.runs import MANIFEST, read_json
 
 Ints = npt.NDArray[np.int64]
 
 MANIFEST_FORMAT = 1
+SAMPLES_FILE = "samples.jsonl"
 
 
 @dataclass
@@ -187,9 +187,9 @@ class PreparedData:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        if not (self.folder / MANIFEST).is_file():
+        if not (self.folder / runs.MANIFEST).is_file():
             raise DataError(f"{folder}: no prepared data there. Run `dragoman prepare` with the same run file first")
-        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
+        self.manifest: dict[str, Any] = runs.read_json(self.folder / runs.MANIFEST)
         if self.manifest.get("format") != MANIFEST_FORMAT:
             raise DataError(
                 f"{folder}: prepared data of format {self.manifest.get('format')}; this version reads {MANIFEST_FORMAT}. Prepare it again"

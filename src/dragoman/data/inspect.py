@@ -16,7 +16,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import groupby, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,7 +25,7 @@ from dragoman import runs
 from dragoman.config.schema import Data
 from dragoman.data.clean import DIGIT, LOST, Block, bools, either, text_of
 from dragoman.data.corpus import PARTS, SIDES, Pair, RawPair, raw_pairs
-from dragoman.data.encode import PreparedData
+from dragoman.data.encode import SAMPLES_FILE, PreparedData
 from dragoman.data.shards import chunks, hashes, read_shards
 from dragoman.data.subwords import UNK
 from dragoman.errors import DataError
@@ -79,9 +79,18 @@ def decoded(pairs: Iterator[RawPair]) -> Iterator[Pair]:
 # --- counting and measuring --------------------------------------------------------------------------------
 
 
+class Suspect(NamedTuple):
+    """A pair whose sides look little like translations of each other."""
+
+    score: float
+    line: int
+    reasons: str
+    source: str
+    target: str
+
+
 class Measured:
-    """Sums over all pairs, [what, side]; columns of the sample; and suspects (score, line, reasons, source, target), the worst
-    first."""
+    """Sums over all pairs, [what, side]; columns of the sample; and suspects, the worst first."""
 
     def __init__(self) -> None:
         self.pairs, self.one_in = 0, 1
@@ -89,7 +98,7 @@ class Measured:
         self.hashes = np.zeros(0, np.uint64)
         self.lengths = np.zeros((2, 2, 0), np.int64)  # words and characters, side, pair
         self.odd = np.zeros((len(ODD), 0), np.bool_)
-        self.suspects: list[tuple[float, int, str, str, str]] = []
+        self.suspects: list[Suspect] = []
 
     def add(self, block: Block) -> None:
         measures = pc.binary_length, partial(pc.count_substring_regex, pattern=r"\S+"), pc.utf8_length
@@ -105,8 +114,8 @@ class Measured:
             score, reasons = suspicion(*block.pair(place), self.typical)
             if score > SUSPICIOUS:
                 odd[-1][place] = True
-                self.suspects.append((score, -first - place, reasons, *block.pair(place)))
-        self.suspects = nlargest(SHOWN_SUSPECTS * 10, self.suspects)
+                self.suspects.append(Suspect(score, first + place, reasons, *block.pair(place)))
+        self.suspects = nlargest(SHOWN_SUSPECTS * 10, self.suspects, key=lambda suspect: (suspect.score, -suspect.line))
         self.hashes = np.append(self.hashes, key[inside])
         self.lengths = np.append(self.lengths, np.array(sizes[1:])[:, :, inside], axis=2)
         self.odd = np.append(self.odd, np.array(odd)[:, inside], axis=1)
@@ -126,8 +135,10 @@ def measure(pairs: Iterator[Pair], progress: runs.Progress) -> Measured:
     for chunk in chunks(pairs, TICK):
         found.add(Block(*map(text_of, zip(*chunk, strict=True))))
         progress("measuring", found.pairs, 0, "pairs")
-    worst = {row[3:]: row for row in reversed(found.suspects)}  # copies are shown once
-    found.suspects = [*reversed(worst.values())][:SHOWN_SUSPECTS]
+    worst: dict[Pair, Suspect] = {}
+    for suspect in found.suspects:
+        worst.setdefault((suspect.source, suspect.target), suspect)  # copies are shown once
+    found.suspects = [*worst.values()][:SHOWN_SUSPECTS]
     return found
 
 
@@ -230,7 +241,7 @@ def dropped_sections(data: PreparedData) -> list[Section]:
         sections.append(Section("Repaired", ["what", "pairs", "of those read"], repaired))
     header = [*(["corpus"] if len(corpora) > 1 else []), "reason", "line", *SIDES]
     samples: list[list[str]] = []
-    dropped = runs.read_rows(data.folder / "samples.jsonl")  # sorted by corpus and reason
+    dropped = runs.read_rows(data.folder / SAMPLES_FILE)  # sorted by corpus and reason
     for _, some in groupby(dropped, lambda row: (row.get("corpus"), row.get("reason"))):
         samples += [[clipped(str(row.get(key, ""))) for key in header] for row in islice(some, SAMPLES_PER_REASON)]
     if samples:
@@ -256,7 +267,7 @@ def oddities_section(found: Measured) -> Section:
 
 def suspects_section(found: Measured) -> Section:
     rows = [
-        [f"{-line:,}", f"{score:.2f}", why, clipped(source), clipped(target)]
+        [f"{line:,}", f"{score:.2f}", why, clipped(source), clipped(target)]
         for score, line, why, source, target in found.suspects
     ]
     note = "A high score says: look at it. Names of units, clock times and free translations are suspected too."

@@ -12,7 +12,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 ROUNDS = 4
-ODD = np.uint64(0x9E3779B97F4A7C15)
+ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplying by it spreads bits
 
 
 def shuffled(places: Ints, size: int, *key: int) -> Ints:

@@ -206,7 +206,8 @@ class LongPairs:
 
     def filled_up(self, long: Ints, shorts: AllBut, start: int, end: int, times: float) -> list[Row]:
         """Rows of the long pairs of a corpus; its short ones, number `start` to `end` among all, keep them company where there is room.
-        Not in a row that comes more often than the mixture says: as every epoch has one at least."""
+        An epoch has at least one row of every corpus, even where the mixture says less: then short pairs would come too often in it,
+        and there are none."""
         rows = self.packed(long)
         if times * len(rows) >= 1:
             free = [len(rows) * self.packing.wide_width - int(side[long].sum()) for side in self.lengths]

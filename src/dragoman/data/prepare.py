@@ -20,8 +20,8 @@ from dragoman import runs
 from dragoman.config.schema import Config, Subwords, missing_files
 from dragoman.cores import usable_cores
 from dragoman.data import clean
-from dragoman.data.corpus import PARTS, RawPair, Text, check_inputs, corpora_of, held_out, input_digests, read_pairs
-from dragoman.data.encode import MANIFEST_FORMAT, PreparedData, encode_shard, id_files, join
+from dragoman.data.corpus import PARTS, RawPair, Text, check_inputs, corpora_of, files_of, input_digests, read_pairs
+from dragoman.data.encode import MANIFEST_FORMAT, SAMPLES_FILE, PreparedData, encode_shard, id_files, join
 from dragoman.data.grammar import grammar_pairs, reversal_pairs
 from dragoman.data.languages import is_spaced
 from dragoman.data.shards import (
@@ -42,7 +42,6 @@ from dragoman.errors import ConfigError, DataError, Unfinished
 
 Parts = dict[str, list[Shard]]
 
-SAMPLES_FILE = "samples.jsonl"
 MOST_UNIGRAM = 40_000_000  # characters to learn from; SentencePiece takes up to 33 bytes for each
 MOST_UNSPACED = 4_000_000  # without spaces, where a sentence is one word: up to 154 bytes, and time grows faster still
 MOST_UNKNOWN = 0.1  # share of pieces that text cut by another model easily exceeds
@@ -142,12 +141,12 @@ def key_of(settings: dict[str, Any]) -> str:
 
 def stage_keys(settings: dict[str, Any], version: str) -> dict[str, str]:
     """Digests of what cleaned text and vocabulary depend on, our own version included. Ids depend on everything."""
-    data, clean, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
+    data, filters, subwords, inputs = (dict(settings[name]) for name in ("data", "clean", "subwords", "inputs"))
     del data["max_tokens"], subwords["dropout"], subwords["variants"]
     seed = settings["seed"] if data["corpus"] != "files" else None
     given = inputs.pop("subwords.model", None), inputs.pop("subwords.model, source", None)
-    later = clean.pop("duplicates"), *given
-    cleaned = runs.digest_of([version, data, clean, inputs, seed])
+    later = filters.pop("duplicates"), *given
+    cleaned = runs.digest_of([version, data, filters, inputs, seed])
     return {"cleaned": cleaned, "vocabulary": runs.digest_of([cleaned, *later, subwords])}
 
 
@@ -183,8 +182,9 @@ def corpora(part: str, config: Config) -> Iterator[tuple[str, Iterator[RawPair]]
     """The input side: the name of every corpus of a part, and its pairs, raw and in order."""
     data = config.data
     if data.corpus == "files":
-        for spec in corpora_of(data) if part == "train" else [held_out(data, part)]:
-            yield spec.name if data.corpora and part == "train" else " / ".join(map(str, spec.paths)), read_pairs(spec)
+        for spec in corpora_of(data) if part == "train" else [files_of(data, part)]:
+            has_name = part == "train" and data.corpora
+            yield spec.name if has_name else spec.file_names, read_pairs(spec)
     else:
         generate = grammar_pairs if data.corpus == "grammar" else reversal_pairs
         pairs = generate(getattr(data, f"{part}_pairs"), config.run.seed, part=part)

@@ -39,7 +39,8 @@ VOCABULARY_FILE, SOURCE_FILE = "vocabulary.model", "source.model"  # the latter 
 LEARNING_THREADS = 16  # the same everywhere: unigram pieces depend on it
 CHUNK = 5_000  # texts that are cut together
 SPACE = "\u2581"  # how a space is written in a piece
-# The second become white space, or nothing; the third ends in a space only if the vocabulary says that it is none.
+# Texts that a vocabulary may cut otherwise than word by word: plain words, characters that become white space or nothing, and the
+# sign for a space standing in the text itself.
 PROBES = ("a a", "1 \u200b \xb4 1", "a\u2581 a")
 LARGEST_SEED = 2**32 - 2  # one more means "draw a seed" to SentencePiece
 SAMPLING = threading.Lock()  # SentencePiece has one seed for the whole process
@@ -135,8 +136,9 @@ class Vocabulary:
 
     @cached_property
     def knows_words(self) -> bool:
-        """Whether a text is cut word by word, whatever stands beside: true of BPE (whose scores are ranks), unless a piece goes
-        beyond a word or white space is treated in a way of its own. Unigram's sums are rounded over the whole text."""
+        """Whether a word is cut the same way wherever it stands, so that each distinct one need be cut only once. True of BPE (whose
+        scores are ranks), unless a piece goes beyond a word or white space is treated in a way of its own; not of unigram, whose
+        sums are rounded over the whole text."""
         inside = any(SPACE in piece[1:] for piece in self.pieces())
         if inside or self.languages or self.processor.piece_to_id(SPACE) == UNK:
             return False
