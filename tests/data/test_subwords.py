@@ -165,6 +165,17 @@ def test_another_vocabulary_of_the_source_is_other_settings(tmp_path):
     assert prepare(config, force=True).manifest["vocabulary"]["source_size"] == 70
 
 
+def test_a_damaged_vocabulary_of_the_source_is_refused_before_anything_is_cleaned(tmp_path):
+    learnt(tmp_path / "vocabulary.model")
+    (tmp_path / "source.model").write_bytes(b"no model")
+    config = tiny_config(
+        tmp_path / "out", tmp_path / "run", *written(tmp_path, str), f"subwords.model={tmp_path}/vocabulary.model"
+    )
+    with pytest.raises(DataError, match=r"source\.model: not a SentencePiece model"):
+        prepare(config)
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_unknown_pieces_are_counted_and_plain_text_is_recognised(tmp_path, given_model):
     known = given_model.processor.piece_to_id("▁the")
     assert rows(Cutter(given_model, tokenized=True), ["▁the zzz </s> <pad>"]) == [[known, UNK, UNK, UNK, EOS]]

@@ -67,9 +67,7 @@ def prepare(
         return existing
     check_inputs(config.data)
     if config.subwords.model:
-        Vocabulary(
-            config.subwords.model
-        ).digest()  # read now, both of it: what is wrong there is found before hours of work
+        Vocabulary(config.subwords.model).digest()  # of both sides: a damaged one is refused before hours of work
     # With our version: an upgrade does not go on with half of an older one's work.
     begun = runs.digest_of([key, stages])
     with runs.kept_folder(folder, begun, cleaned_name(stages)) as fresh, crew_of(workers, on_ray=on_ray) as crew:
