@@ -215,6 +215,18 @@ def test_an_import_is_written_beside_its_log(tmp_path: Path) -> None:
 # --- the five reference runs ---
 
 
+@pytest.mark.parametrize("here", [".", "..", "../run"])
+def test_the_folder_one_stands_in_is_imported_by_its_name(
+    here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "trainer_state.json").write_text((LOGS / "trainer_state.json").read_text())
+    monkeypatch.chdir(tmp_path / "run" / ("logs" if here == ".." else "."))
+    record = import_run(here)
+    assert record.origin == "a Hugging Face run (run)"
+    assert record.folder.path.resolve() == tmp_path / "run.report"
+
+
 def test_report_a_and_b_agree_and_did_not_know_it() -> None:
     said = verdicts(import_run(REFERENCE / "a.toml"))
     assert said[9].startswith("730.9 MB (697.0 MiB), 12 bytes a parameter: fp32 weights and Adam's two moments")

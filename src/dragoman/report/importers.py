@@ -39,6 +39,7 @@ def import_run(path: str | Path, run_file: str | None = None) -> RunRecord:
     path = Path(path)
     if not path.exists():
         raise RunError(f"{path}: no such file or folder to import")
+    path = path if path.name.strip(".") else path.resolve()  # "." and ".." have no name to call a folder after
     kind, reader = recognise(path)
     record = RunRecord(RunFolder(path.with_name(f"{path.name}.report")), f"{kind} ({path.name})")
     if run_file:
