@@ -56,6 +56,7 @@ class Made:
     hidden: float = 0.0  # communication behind the backward pass
     data: float = 0.0  # waiting for it, while the device is idle
     idle: float = 0.0  # of the device, for another reason
+    stall: float = 0.0  # seconds more that one step of every window takes
     since: int = 0  # the step after which network and data are as slow as that
     slow: dict[int, float] = field(default_factory=dict)  # rank -> times as long
     jitter: float = 0.01
@@ -132,7 +133,9 @@ class Made:
         return self.folder
 
     def window(self, step: int, rate: float) -> None:
-        spans, seconds = self.make_spans(step)
+        spans, usual = self.make_spans(step)
+        seconds = usual + self.stall / self.log_every
+        spans["idle"] = [idle + self.stall / self.log_every for idle in spans["idle"]]
         if step == self.log_every:
             seconds *= 3  # compilation
         before = [dict(counter) for counter in self.counters]
@@ -146,6 +149,7 @@ class Made:
         row = {"kind": "train", "step": step, "epoch": 0.1, "loss": self.noisy(self.loss(step)), "learning_rate": rate}
         row |= {"grad_norm": 0.6, "largest_grad_norm": 0.9, "clipped_steps": round(self.clipped * self.log_every)}
         row |= {"steps": self.log_every, "step_seconds": seconds, "lead_seconds": self.lead, "row_fill": self.fill}
+        row |= {"median_step_seconds": usual, "slowest_step_seconds": usual * (1 + self.jitter) + self.stall}
         row |= {f"{name}_seconds": sum(values) / len(values) for name, values in spans.items()}
         row |= {"target_tokens_per_s": tokens / seconds, "target_tokens": tokens * step, "source_tokens": tokens * step}
         self.rows.append({"time": self.now, **row, "pairs": 800 * step, "train_seconds": self.trained})

@@ -73,7 +73,10 @@ def slow_rank(record: RunRecord) -> Found:
 
 
 def stalls(record: RunRecord) -> Found:
-    """Single steps far above the median of their window. Where they lose their time differs when it is the whole host that stops."""
+    """Single steps far above the median of their window. Where they lose their time differs when it is the whole host that stops.
+    With `local`, the step of an agreement is long by design."""
+    if machine.strategy_of(record) == "local":
+        return
     found, lost, total, worst, phases = machine.windows(record), 0.0, 0.0, 0.0, Counter[str]()
     usual = {name: statistics.median(window.mean(name) for window in found) for name in machine.PHASES} if found else {}
     for window in found:
@@ -206,9 +209,10 @@ def fill(record: RunRecord) -> Found:
 
 
 def memory(record: RunRecord) -> Found:
-    used = max((size for row in record.spans.values() for size in machine.numbers(row, "memory_bytes")), default=0.0)
-    whole = machine.least_memory(record)
-    if text(record.environment, "device") != "cuda" or not record.spans or whole is None:
+    since, whole = measures.rearranged_at(record), machine.least_memory(record)  # other cards were filled before
+    rows = [row for step, row in record.spans.items() if step > since]
+    used = max((size for row in rows for size in machine.numbers(row, "memory_bytes")), default=0.0)
+    if text(record.environment, "device") != "cuda" or not used or whole is None:
         return
     share, batches = used / whole, number(record.environment, "micro_batches") or 1
     of = f"{units.decimal_size(used)} of {units.decimal_size(whole)}"

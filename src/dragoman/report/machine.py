@@ -54,6 +54,10 @@ def numbers(row: Row, key: str) -> list[float]:
     return []
 
 
+WAYS = ("network", "exchange", "gradients")
+"""Causes of which a run has one: over what gradients came, the last where that is not known."""
+
+
 class Waits(NamedTuple):
     """What part of a mean step was waiting, by cause. Not of a median one: what holds up less than half of the windows may take
     most of the time."""
@@ -70,6 +74,11 @@ class Waits(NamedTuple):
         return worst if self.causes[worst] >= MUCH else "untimed" if self.untimed else "compute"
 
     @property
+    def gradients(self) -> float:
+        """The share of a step that is waiting for gradients, over whatever they came."""
+        return max(self.causes.get(way, 0.0) for way in WAYS)
+
+    @property
     def held(self) -> tuple[float, int]:
         """The share of steps that the cause which bounds the step held up much, and the step after which that began."""
         slow = [window for window in self.windows if wait_of(window, self.bound) >= MUCH * window.seconds]
@@ -83,6 +92,13 @@ class Waits(NamedTuple):
 
 MUCH = 0.15  # of a step
 UNTIMED = ("fsdp", "hybrid")  # strategies whose exchange nobody times
+ISLANDS = ("local", "streaming")  # strategies that exchange gradients inside a host only
+
+
+def strategy_of(record: RunRecord) -> str:
+    """How ranks shared the work, as the run itself says, or else its configuration."""
+    planned = record.config.parallel.strategy if record.config else ""
+    return text(section(record.environment, "exchange"), "strategy") or planned
 
 
 @once
@@ -98,17 +114,23 @@ def waits(record: RunRecord) -> Waits:
     world = min(len(window.ranks["idle"]) for window in found)
     # By rank, because chance makes every rank the slowest at times.
     ranks = max(mean_step(found, partial(wait_of, cause="ranks", rank=rank)) for rank in range(world))
-    # Over what: the network, an exchange inside one host, or gradients of which nobody knows, where no host is recorded.
-    exchange = {0: "gradients", 1: "exchange"}.get(len(record.hosts), "network")
     seconds = {
-        exchange: network,  # the rank that had to wait least still waited that long for gradients
+        way_of_gradients(record): network,  # the rank that had to wait least still waited that long for gradients
         "ranks": ranks,  # the rank that waits most waits so much longer: for a slower one, which itself does not wait
         "data": data,
         "host": host,  # a GPU had nothing to do, and not because of data
     }
-    strategy = record.config.parallel.strategy if record.config and world > 1 else ""
-    causes = {name: spent / step for name, spent in seconds.items()}
-    return Waits(found, step, causes, strategy if strategy in UNTIMED else "")
+    causes, strategy = {name: spent / step for name, spent in seconds.items()}, strategy_of(record)
+    return Waits(found, step, causes, strategy if strategy in UNTIMED and world > 1 else "")
+
+
+def way_of_gradients(record: RunRecord) -> str:
+    """The network, an exchange inside one host, or gradients of which nobody knows: no host is recorded, or islands of several ranks
+    wait inside at every step and for each other now and then, in one sum."""
+    islands = strategy_of(record) in ISLANDS and any(len(host.get("ranks") or []) > 1 for host in record.hosts)
+    if len(record.hosts) == 1:
+        return "exchange"
+    return "gradients" if islands or not record.hosts else "network"
 
 
 def mean_step(found: list[Window], seconds: Callable[[Window], float]) -> float:
@@ -120,7 +142,7 @@ def wait_of(window: Window, cause: str, rank: int | None = None) -> float:
     waited = window.ranks["exposed"]
     if cause == "ranks":
         return (max(waited) if rank is None else waited[rank]) - min(waited)
-    if cause in ("network", "exchange", "gradients"):
+    if cause in WAYS:
         return min(waited)
     return exposed_data(window) if cause == "data" else window.mean("idle") - exposed_data(window)
 
@@ -247,8 +269,8 @@ def used_links(record: RunRecord, host: Row) -> dict[str, float | None]:
 
 
 def carried_bytes(rows: list[Row], link: str) -> float:
-    sent = column(rows[:1] + rows[-1:], "nics", link, "sent_bytes")
-    return max(0.0, sent[-1] - sent[0]) if sent else 0.0
+    """A host that was started again counts from 0."""
+    return sum(max(0.0, after - before) for before, after in pairwise(column(rows, "nics", link, "sent_bytes")))
 
 
 def link_mbit(links: dict[str, float | None]) -> float | None:

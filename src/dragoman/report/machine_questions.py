@@ -115,12 +115,12 @@ def gpu_verdict(busy: float | None, active: float | None, drawn: float | None, w
     figures += [watts] if drawn is not None else []
     said = ", ".join(figures)
     working = active >= WORKING if active is not None else drawn >= STRONG if drawn is not None else None
+    if busy is not None and busy < BUSY:
+        return f"No: {said}. They stood still for {percent(100 - busy)} of the time."
     if working is None:
         return f"Cannot be told for sure: neither SM activity nor power is recorded ({said or 'nothing is'})."
     if busy is None:
         return f"{'Yes' if working else 'No'}: {said}; how much of the time they were busy is not recorded."
-    if busy < BUSY:
-        return f"No: {said}. They stood still for {percent(100 - busy)} of the time."
     if working:
         return f"Yes: {said}."
     return f"No, in spite of {percent(busy)} utilisation: {said}. They were waiting inside kernels, most likely for other GPUs or memory."
@@ -171,11 +171,13 @@ def network(record: RunRecord) -> Answer:
     if busiest is None:
         raise no_traffic(record)
     how, predicted = machine.predicted(record)
-    spent = machine.mean_step(waits.windows, lambda window: min(window.ranks["communication"]))
+    spent = transfer_seconds(record, waits)
     verdict = f"{units.decimal_size(busiest.sent_per_step)} a step out of a host each way, {units.bit_rate(busiest.sent_per_s)}"
     verdict += f", {units.percent(busiest.link_share)} of its link" if busiest.link_share is not None else ""
     if waits.untimed:
         verdict = f"Cannot be told: with {waits.untimed} the exchange is part of both passes and is not timed by itself; {verdict}."
+    elif waits.bound == "gradients":
+        verdict = f"Cannot be told: {bound_words(waits)}; {verdict}."
     else:
         was = "Yes, the network was" if waits.bound == "network" else "No, the network was not"
         verdict = f"{was} the bottleneck: {verdict}; {bound_words(waits)}."
@@ -185,12 +187,29 @@ def network(record: RunRecord) -> Answer:
     evidence = [
         (f"Sent a step, predicted ({how})", units.size(predicted)),
         ("Measured against predicted", agreement(busiest, predicted)),
-        ("Communication, first to last byte", f"{units.duration(spent)} a step"),
-        ("Rate during the exchange", units.bit_rate(busiest.sent_per_step / spent) if spent else units.NOT_RECORDED),
+        *rate_evidence(spent, busiest),
         *wait_evidence(waits),
     ]
     columns = ("Host", "Sent in all", "Sent a step", "Mean rate", "Link", "Share of the link")
     return Answer(5, verdict, evidence, "network", Table(columns, list(map(traffic_row, machine.traffic(record)))))
+
+
+def transfer_seconds(record: RunRecord, waits: Waits) -> float | None:
+    """A step's communication from its first to its last byte. None where that is not timed, or not by itself: `streaming` only times
+    how long it waits for what has not come yet, and islands of several ranks add what they exchange inside."""
+    if waits.untimed or "network" not in waits.causes or machine.strategy_of(record) == "streaming":
+        return None
+    return machine.mean_step(waits.windows, lambda window: min(window.ranks["communication"]))
+
+
+def rate_evidence(spent: float | None, busiest: Traffic) -> Evidence:
+    if spent is None:
+        return []
+    rate = units.bit_rate(busiest.sent_per_step / spent) if spent else units.NOT_RECORDED
+    return [
+        ("Communication, first to last byte", f"{units.duration(spent)} a step"),
+        ("Rate during the exchange", rate),
+    ]
 
 
 def no_traffic(record: RunRecord) -> NotRecorded:
@@ -270,7 +289,7 @@ def step_and_network(record: RunRecord) -> Answer:
     waits, host = machine.waits(record), machine.busiest(record)
     if host is None:
         raise no_traffic(record)
-    found, share = waits.windows, waits.causes["network"]
+    found, share = waits.windows, waits.gradients
     seconds = [window.seconds for window in found]
     with_rate = correlation(seconds, [many / (w.steps * w.seconds) for many, w in zip(host.sent, found, strict=True)])
     with_bytes = correlation(seconds, [many / w.steps for many, w in zip(host.sent, found, strict=True)])
@@ -289,12 +308,15 @@ def step_and_network(record: RunRecord) -> Answer:
 
 
 def meaning(waits: Waits, with_wait: Estimate | None) -> str:
-    share = units.percent(waits.causes["network"])
-    if waits.bound == "network":
-        return f"what it means: {share} of a mean step is waiting for the network, whatever the correlation{part_words(waits)}"
-    if with_wait and with_wait.low > 0.5 and waits.causes["network"] > 0.05:
-        return f"what it means: steps differ by what the network adds, but it is only {share} of a step"
-    return f"what it means: the network adds {share} to a step, and other causes make steps differ"
+    share = units.percent(waits.gradients)
+    what = "the network" if "network" in waits.causes else "the exchange of gradients"
+    if waits.bound in machine.WAYS:
+        return (
+            f"what it means: {share} of a mean step is waiting for {what}, whatever the correlation{part_words(waits)}"
+        )
+    if with_wait and with_wait.low > 0.5 and waits.gradients > 0.05:
+        return f"what it means: steps differ by what {what} adds, but it is only {share} of a step"
+    return f"what it means: {what} adds {share} to a step, and other causes make steps differ"
 
 
 def coefficient(found: Estimate | None, *, long: bool = False) -> str:
