@@ -80,6 +80,26 @@ def test_a_restart_is_told_with_what_it_came_after(story: Write) -> None:
     assert found.cause == f"55 steps were done again; ended by {after}"
 
 
+def test_a_stop_in_good_order_is_no_reason_of_a_restart(story: Write) -> None:
+    """Resumed after a stop, then killed: one restart, and one reason."""
+    folder, after = story(crash_at=455), "killed: rank 1 on host beta: rank 1 was killed"
+    rewrite(folder, "events.jsonl", lambda row: {**row, "after": after} if row["event"] == "resume" else row)
+    events = read_rows(folder / "events.jsonl")
+    at = next(place for place, row in enumerate(events) if row["event"] == "resume")
+    stop = {"time": events[at - 1]["time"], "event": "stop", "step": events[at - 1]["step"], "reason": "interrupted"}
+    events[at:at] = [stop, {**stop, "event": "resume", "lost_steps": 0, "after": "stop: interrupted"}]
+    write_rows(folder / "events.jsonl", events)
+    (found,) = findings.restarts(load_run(folder))
+    assert found.title.startswith("1 restart, ")
+    assert found.cause == f"55 steps were done again; ended by {after}"
+
+
+def test_bytes_are_carried_on_where_a_counter_began_again() -> None:
+    rows = [{"nics": {"eth0": {"sent_bytes": sent}}} for sent in (7000, 7500, 100, 400)]
+    assert machine.carried_bytes(rows, "eth0") == 500 + 300
+    assert machine.carried_bytes(rows[:1], "eth0") == machine.carried_bytes([], "eth0") == 0
+
+
 def insert_before(folder: Path, event: str, *rows: dict[str, Any]) -> None:
     """Events told shortly before the first one of a kind; `ago`: how many seconds."""
     events = read_rows(folder / "events.jsonl")

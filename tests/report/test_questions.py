@@ -10,7 +10,7 @@ import pytest
 from made_runs import Gpu, Made, write_safetensors
 
 from dragoman.errors import RunError
-from dragoman.report import Answer, diagnose, load_run
+from dragoman.report import Answer, diagnose, findings, load_run
 from dragoman.report.read import parse_samples
 
 Write = Callable[..., Path]
@@ -224,3 +224,76 @@ def test_nothing_is_projected_beyond_the_end_of_a_schedule(tmp_path: Path) -> No
     answer = ask(Made(tmp_path / "run", gpu=Gpu(), overrides=overrides).write(), 2)
     assert answer.verdict.startswith("Yes, as far as its schedule goes")
     assert evidence(answer)["Next 10 % of steps, BLEU"].startswith("not projected: the schedule has ended")
+
+
+def relabelled_after(step: int) -> Callable[[Made], None]:
+    """Resumed there with twice the label smoothing: the losses before it are lower, as another quantity."""
+
+    def change(run: Made) -> None:
+        at = next(place for place, row in enumerate(run.events) if row["step"] > step)
+        resume = {"event": "resume", "step": step, "lost_steps": 0, "changed": ["train.label_smoothing 0.1 -> 0.2"]}
+        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+        for row in run.rows:
+            for key in {"loss", "train_slice_loss"} & row.keys() if row["step"] <= step else ():
+                row[key] -= 1.2
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("step", "trained", "overfitted"),
+    [
+        (3250, "Not recorded: 3 validations recorded since step 3,250", "No: the validation loss is at its lowest"),
+        (
+            3500,
+            "Not recorded: 2 validations recorded since step 3,500",
+            "Cannot be told: there are two validations only",
+        ),
+        (3750, "Not recorded: 1 validation recorded since step 3,750", "Cannot be told: there is one validation only"),
+        (3900, "Not recorded: 1 validation recorded since step 3,900", "Cannot be told: there is one validation only"),
+    ],
+)
+def test_losses_with_another_label_smoothing_are_another_quantity(
+    tmp_path: Path, step: int, trained: str, overfitted: str
+) -> None:
+    folder = Made(tmp_path / "run", bleu=None, change=relabelled_after(step)).write()
+    assert ask(folder, 2).verdict.startswith(trained)
+    assert ask(folder, 3).verdict.startswith(overfitted)
+    assert evidence(ask(folder, 2))["Not compared"].startswith(f"losses up to step {step:,}: ")
+    assert evidence(ask(folder, 3))["Lowest validation loss"].startswith(("2.89", "2.90"))
+
+
+def test_a_gap_of_another_label_smoothing_is_not_its_first(tmp_path: Path) -> None:
+    def wider(run: Made) -> None:
+        relabelled_after(2000)(run)
+        for row in run.rows:
+            if row["kind"] == "valid" and row["step"] <= 2000:
+                row["loss"] += 0.5
+
+    found = evidence(ask(Made(tmp_path / "run", change=wider).write(), 3))
+    assert found["Generalisation gap, first and last validation"].startswith("0.1")
+
+
+def test_a_divergence_is_told_by_losses_of_its_own_label_smoothing(tmp_path: Path) -> None:
+    folder = Made(tmp_path / "run", reason="diverged", change=relabelled_after(2000)).write()
+    (found,) = findings.divergence(load_run(folder))
+    assert found.cause.startswith("the training loss was 3.0"), "and not the 1.8 of before"
+
+
+def test_of_a_diverged_run_nothing_else_is_asked(tmp_path: Path) -> None:
+    answer = ask(Made(tmp_path / "run", valid_every=4000, reason="diverged").write(), 3)
+    assert answer.verdict == "No: training diverged, which is another illness."
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "timed"),
+    [("ddp", 2, True), ("local", 1, True), ("local", 2, False), ("streaming", 1, False), ("fsdp", 2, False)],
+)
+def test_an_exchange_has_a_rate_where_it_is_timed_by_itself(
+    tmp_path: Path, strategy: str, ranks: int, timed: bool
+) -> None:
+    overrides = [f"parallel.strategy={strategy}", "train.tokens_per_gpu=4096"]
+    how = {"hosts": 2, "ranks": ranks, "network": 0.01, "hidden": 0.1, "overrides": overrides}
+    found = evidence(ask(Made(tmp_path / "run", **how).write(), 5))
+    assert ("Communication, first to last byte" in found) is timed
+    assert ("Rate during the exchange" in found) is timed

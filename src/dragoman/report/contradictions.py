@@ -75,7 +75,7 @@ def own_rates(record: RunRecord) -> Iterator[Pair]:
 def impossible_scores(record: RunRecord) -> Iterator[Pair]:
     floor = number(record.environment, "model", "loss_floor")
     for name, rows in (("training", record.train_rows), ("validation", record.valid_rows)):
-        steps, losses = measures.series(rows, "loss")
+        steps, losses = measures.series(measures.comparable(record, rows), "loss")
         if floor and losses and (lowest := min(losses)) < floor - 0.01:
             loss = f"The {name} loss of step {steps[losses.index(lowest)]:,}, {lowest:.3f} nats"
             why = "the floor was subtracted from it, as OpenSeq2Seq does, or it is another loss"

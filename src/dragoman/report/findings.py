@@ -138,7 +138,7 @@ def throttling(record: RunRecord) -> Found:
 def divergence(record: RunRecord) -> Found:
     if not has_diverged(record):
         return
-    steps, losses = series(record.train_rows, "loss")
+    steps, losses = series(measures.comparable(record, record.train_rows), "loss")
     lowest = min(zip(losses, steps, strict=True), default=None)
     was = f"the training loss was {lowest[0]:.3f} at step {lowest[1]:,}" if lowest else "no finite loss is recorded"
     now = f" and {losses[-1]:.3f} at the end" if losses else ""
@@ -149,9 +149,10 @@ def divergence(record: RunRecord) -> Found:
 def spikes(record: RunRecord) -> Found:
     """A row's loss far above the twenty before it, of the same data."""
     steps, losses = series(record.train_rows, "loss")
+    breaks = [*stage_starts(record), measures.relabelled(record) + 1]
     found: list[int] = []
     for at in range(20, len(losses)):
-        if any(steps[at - 20] < begin <= steps[at] for begin in stage_starts(record)):
+        if any(steps[at - 20] < begin <= steps[at] for begin in breaks):
             continue
         before = losses[at - 20 : at]
         limit = statistics.median(before) + max(8 * spread(before), 0.1 * statistics.median(before))
@@ -243,7 +244,7 @@ def restarts(record: RunRecord) -> Found:
     restarted = [each for each in measures.setbacks(record) if each.event != "roll_back"]
     found = [each for each in restarted if each.seconds or each.steps != 0]  # a stop in good order loses nothing
     remedy = "save more often (checkpoint.every) where that is much"
-    yield from lost_work(record, found, units.plural(len(found), "restart"), came_after(record), remedy)
+    yield from lost_work(record, found, units.plural(len(found), "restart"), came_after(found), remedy)
 
 
 def returns(record: RunRecord) -> Found:
@@ -262,9 +263,9 @@ def lost_work(record: RunRecord, found: list[measures.Setback], title: str, why:
     yield Finding(severity, f"{title}, {units.duration(lost)} lost", f"{again} were done again{why}", remedy)
 
 
-def came_after(record: RunRecord) -> str:
-    """What the starts of a run say of the end before them, the most frequent first."""
-    reasons = Counter(reason for row in measures.starts(record)[1:] if (reason := text(row, "after")))
+def came_after(found: list[measures.Setback]) -> str:
+    """What these starts of a run say of the end before them, the most frequent first."""
+    reasons = Counter(each.after for each in found if each.after)
     most = reasons.most_common(3)
     told = [f"{reason} ({units.plural(times, 'time')})" if times > 1 else reason for reason, times in most]
     others = reasons.total() - sum(times for _, times in most)

@@ -9,15 +9,17 @@ from typing import NamedTuple
 from dragoman.config.schedule import schedule_end
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence
-from dragoman.report.measures import last_step, series, stop_reason
+from dragoman.report.measures import comparable, last_step, relabelled, series, stop_reason
 from dragoman.report.read import RunRecord, column, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
+from dragoman.runs import Row
 
 SMOOTHED_ROWS = 20  # of metrics: their median is a level, not chance
 FURTHER = 1.1  # ask what the next 10 % of steps would bring
 ENOUGH = {"bleu": 0.1, "loss": 0.004}  # BLEU points and nats: less than this is no reason to go on
 FEWEST = 4  # validations that a trend is read from
+FEWEST_LEVELS = 3  # validations that make two levels, each a mean of two
 RISEN, RISEN_IN_FEW = 0.01, 0.03  # of the lowest validation loss; in few validations, whose noise nobody can tell
 SURE = 4  # times the noise: the lowest of many levels is low by chance
 
@@ -51,10 +53,21 @@ def line_length(steps: list[int]) -> int:
     return max(FEWEST, len(steps) // 3)
 
 
+def alike(record: RunRecord, key: str) -> list[Row]:
+    """Validations of which this value is the same measure."""
+    return comparable(record, record.valid_rows) if key == "loss" else record.valid_rows
+
+
+def since_relabelled(record: RunRecord) -> str:
+    """Words for losses of which those before are another quantity."""
+    since = relabelled(record)
+    return f" since step {since:,}, where the run was resumed with another label smoothing" if since else ""
+
+
 def trend(record: RunRecord, key: str) -> Trend | None:
     """Curves of training are nearly straight over the logarithm of the step: the line through the last third of the validations,
     at least four, continued."""
-    steps, values = series(record.valid_rows, key)
+    steps, values = series(alike(record, key), key)
     count = line_length(steps)
     places, last = [math.log(step) for step in steps[-count:]], values[-count:]
     rising = slope(places, last)
@@ -82,27 +95,36 @@ def fully_trained(record: RunRecord) -> Answer:
     if has_diverged(record):
         return Answer(2, "No: training diverged.", evidence, "gap")
     if not trends:
-        seen = units.plural(len(column(record.valid_rows, "loss")), "validation")
-        return Answer(2, f"Not recorded: {seen} recorded, a trend needs {FEWEST}.", evidence, answered=False)
+        seen = units.plural(len(column(alike(record, "loss"), "loss")), "validation")
+        said = f"Not recorded: {seen} recorded{since_relabelled(record)}, a trend needs {FEWEST}."
+        return Answer(2, said, evidence, answered=False)
     return Answer(2, trained_verdict(record, trends), evidence, "gap" if spent else "trend")
 
 
 def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
     judgements = {key: found.judgement for key, found in trends.items()}
+    worse = all(judgement == "worse" for judgement in judgements.values())
+    if rate_is_spent(record):
+        return spent_verdict(record, next(iter(trends)), worse)
     said = f"10 % more steps would bring {' and '.join(found.words() for found in trends.values())}"
-    if rate_is_spent(record) and "worse" not in judgements.values():
-        steps, values = series(record.valid_rows, next(iter(trends)))
-        change = f"{values[-1] - values[-2]:+.2f} {'BLEU' if 'bleu' in trends else 'nats'}"
-        since = f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {change}"
-        left = f"the learning rate has come down to {rate_left(record)}"
-        return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
     if "rising" in judgements.values():
         return f"No: {said}."
-    if all(judgement == "worse" for judgement in judgements.values()):
+    if worse:
         return f"It is past its best: {said}. Take the best checkpoint, not the last."
     if "unsure" in judgements.values():
         return f"Cannot be told for sure: {said}. More validations, or more sentences in them, would tell."
     return f"Yes: {said}."
+
+
+def spent_verdict(record: RunRecord, key: str, worse: bool) -> str:
+    """Of a run whose schedule has ended: nothing is said about steps that it does not plan."""
+    left = f"the learning rate has come down to {rate_left(record)}"
+    if worse:
+        return f"It is past its best: its last validations became worse, and {left}. Take the best checkpoint, not the last."
+    steps, values = series(alike(record, key), key)
+    change = f"{values[-1] - values[-2]:+.2f} {'BLEU' if key == 'bleu' else 'nats'}"
+    since = f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {change}"
+    return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
 
 
 def rate_left(record: RunRecord) -> str:
@@ -126,7 +148,7 @@ def rate_is_spent(record: RunRecord) -> bool:
 def has_diverged(record: RunRecord) -> bool:
     """By its own words, or because the training loss ended far above where it had been for good, on the data of the same stage."""
     since = max((step for step in stage_starts(record) if step < record.last_row.get("step", 0)), default=0)
-    losses = column((row for row in record.train_rows if row["step"] > since), "loss")
+    losses = column((row for row in comparable(record, record.train_rows) if row["step"] > since), "loss")
     broken = any(type(row.get("loss")) is float and not math.isfinite(row["loss"]) for row in record.train_rows[-3:])
     risen = len(losses) > 10 and min(losses[-3:]) > 1.3 * lowest_level(losses)
     return stop_reason(record) == "diverged" or broken or risen
@@ -153,6 +175,10 @@ def state_evidence(record: RunRecord) -> Evidence:
     if scored:
         best, at = max(zip(scored, steps, strict=True))
         rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
+    if since := relabelled(record):
+        rows.append(
+            ("Not compared", f"losses up to step {since:,}: the run was resumed there with another label smoothing")
+        )
     planned = f" of {record.config.train.max_steps:,} planned" if record.config else ""
     rows.append(("Steps", f"{units.count(last_step(record))}{planned}"))
     if forced := column(record.valid_rows, "teacher_forced_bleu"):
@@ -173,7 +199,7 @@ class Gap(NamedTuple):
 
 
 def gap(record: RunRecord) -> Gap | None:
-    both = [(row["step"], number(row, "loss"), number(row, "train_slice_loss")) for row in record.valid_rows]
+    both = [(row["step"], number(row, "loss"), number(row, "train_slice_loss")) for row in alike(record, "loss")]
     gaps = [(step, valid - known) for step, valid, known in both if valid is not None and known is not None]
     if not gaps:
         return None
@@ -187,16 +213,16 @@ def overfitting(record: RunRecord) -> Answer:
     the lowest such mean by more than 1 % and four times its noise, and the slice did not rise with it. Noise is told from how far the
     validations of the last two thirds lie off the line between their neighbours; fewer than seven tell none, and must rise by 3 %. The
     gap alone proves nothing: a part of it is there because validation text is other text."""
-    steps, losses = series(record.valid_rows, "loss")
+    steps, losses = series(alike(record, "loss"), "loss")
     if not losses:
-        raise record.lacks("metrics.jsonl", "has no validation loss")
+        raise record.lacks("metrics.jsonl", f"has no validation loss{since_relabelled(record)}")
     lowest, at = min(zip(losses, steps, strict=True))
     evidence = [
         (f"Validation loss at step {steps[-1]:,}", nats(losses[-1])),
         ("Lowest validation loss", f"{nats(lowest)}, at step {at:,}"),
     ]
     found = gap(record)
-    known_steps, known = series(record.valid_rows, "train_slice_loss")
+    known_steps, known = series(alike(record, "loss"), "train_slice_loss")
     if found:
         evidence += [
             (f"Training slice at step {known_steps[-1]:,}, dropout off", nats(known[-1])),
@@ -211,10 +237,11 @@ def overfitting(record: RunRecord) -> Answer:
 
 
 def overfitting_verdict(record: RunRecord, losses: list[float], steps: list[int], found: Gap | None) -> str:
-    if len(losses) < 2:
-        return "Cannot be told: there is one validation only."
     if has_diverged(record):
         return "No: training diverged, which is another illness."
+    if len(losses) < FEWEST_LEVELS:
+        few = "is one validation" if len(losses) == 1 else "are two validations"
+        return f"Cannot be told: there {few} only{since_relabelled(record)}."
     lowest, at = min(zip(losses, steps, strict=True))
     risen, rise = has_risen(losses), losses[-1] - lowest
     beside = ""
@@ -244,10 +271,14 @@ def has_risen(losses: list[float]) -> bool:
 
 
 def known_rises(record: RunRecord, since: int, much: float) -> bool:
-    """Whether the loss of training data, too, surely rose after a step: that of its slice, or else of the rows with dropout."""
-    sliced = column(record.valid_rows, "train_slice_loss")
-    rows, key = (record.valid_rows, "train_slice_loss") if sliced else (record.train_rows, "loss")
-    steps, values = series([row for row in rows if row["step"] >= since], key)
+    """Whether the loss of training data, too, surely rose after a step: that of its slice, or else of the rows with dropout. Of few
+    values none is sure, so the first and the last are believed."""
+    sliced, dropped = ([row for row in rows if row["step"] >= since] for rows in (record.valid_rows, record.train_rows))
+    steps, values = series(sliced, "train_slice_loss")
+    if not values:
+        steps, values = series(dropped, "loss")
+    if len(values) < FEWEST:
+        return bool(values) and values[-1] - values[0] > much
     rising = slope(steps, values)
     return rising is not None and rising.low > 0 and rising.value * (steps[-1] - steps[0]) > much
 

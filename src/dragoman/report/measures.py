@@ -125,6 +125,7 @@ class Setback(NamedTuple):
     since: float  # the last record at or before that step
     until: float
     steps: int | None  # None when a restart does not say it, as one that had to begin again from nothing
+    after: str  # how what was before it ended, as far as a start says that
 
     @property
     def seconds(self) -> float:
@@ -144,7 +145,7 @@ def setbacks(record: RunRecord) -> list[Setback]:
         kept = [pause(each)[1] for each in work] + [number(each, "time") or 0.0 for each in rows]
         lost = number(row, "lost_steps") if row["event"] != "roll_back" else (number(row, "from_step") or step) - step
         since = max((time for time in kept if time <= until), default=until)
-        found.append(Setback(row["event"], since, until, None if lost is None else int(lost)))
+        found.append(Setback(row["event"], since, until, None if lost is None else int(lost), text(row, "after")))
     return found
 
 
@@ -251,8 +252,24 @@ def rescheduled(record: RunRecord) -> int:
     """The step of the last resume with another schedule: the formula before it is not written down any more. 0 without one."""
     endless = record.config is not None and record.config.schedule.policy in ("fixed", "transformer")
     keys = ("schedule.",) if endless else ("schedule.", "train.max_steps ")  # where the end of the run shapes the curve
+    return resumed_with(record, *keys)
+
+
+def resumed_with(record: RunRecord, *keys: str) -> int:
+    """The step of the last start with another value of such a key of the configuration; 0 without one."""
     changed = [row for row in starts(record) if any(str(each).startswith(keys) for each in row.get("changed") or [])]
     return int(number(changed[-1], "step") or 0) if changed else 0
+
+
+def relabelled(record: RunRecord) -> int:
+    """The step of the last resume with another label smoothing: the loss before it is another quantity."""
+    return resumed_with(record, "train.label_smoothing ")
+
+
+def comparable(record: RunRecord, rows: list[Row]) -> list[Row]:
+    """Those whose losses are of the same kind as the last."""
+    since = relabelled(record)
+    return [row for row in rows if row["step"] > since]
 
 
 class RateCheck:
