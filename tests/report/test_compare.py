@@ -129,6 +129,52 @@ def test_what_is_not_comparable_is_said_and_has_no_winner(tmp_path: Path) -> Non
     assert loss.verdict == "not comparable: the label smoothings differ (0.1 / 0.2)"
 
 
+@pytest.mark.parametrize(
+    ("how", "reason", "losses_too"),
+    [
+        (facts(valid={"target_bytes": 7}), "the validation targets differ (2,500,000 bytes / 7 bytes)", True),
+        ({"change": lambda run: run.data_facts.update(target_lang="nl")}, "the languages differ (en-de / en-nl)", True),
+        ({"overrides": ["validation.beam=4"]}, "the searches differ (greedy / beam 4, length penalty 0.6)", False),
+    ],
+)
+def test_scores_of_another_task_have_no_winner(
+    tmp_path: Path, how: dict[str, object], reason: str, losses_too: bool
+) -> None:
+    bleu, loss, speed, _ = compare(records(tmp_path, one={"overrides": ["validation.beam=1"]}, other=how))
+    assert bleu.verdict == f"not comparable: {reason}"
+    assert loss.verdict.startswith("not comparable") is losses_too
+    assert "not comparable" not in speed.verdict
+
+
+def test_a_length_penalty_is_another_search_only_where_there_is_a_choice(tmp_path: Path) -> None:
+    def penalised(beam: int, penalty: float) -> dict[str, object]:
+        return {"overrides": [f"validation.beam={beam}", f"translate.length_penalty={penalty}"]}
+
+    bleu, *_ = compare(records(tmp_path, a=penalised(1, 0.6), b=penalised(1, 1.0)))
+    assert "not comparable" not in bleu.verdict
+    bleu, *_ = compare(records(tmp_path, c=penalised(4, 0.6), d=penalised(4, 1.0)))
+    assert bleu.verdict == (
+        "not comparable: the searches differ (beam 4, length penalty 0.6 / beam 4, length penalty 1)"
+    )
+
+
+def test_losses_from_before_another_label_smoothing_are_not_compared(tmp_path: Path) -> None:
+    """Both runs end with the same label smoothing; one of them had another until step 3,250, with which losses are lower."""
+
+    def lower_before(run: Made) -> None:
+        for row in run.rows:
+            if row["kind"] == "valid" and row["step"] <= 3250:
+                row["loss"] -= 1.2
+        resume = {"event": "resume", "step": 3250, "lost_steps": 0, "changed": ["train.label_smoothing 0.0 -> 0.1"]}
+        at = next(place for place, row in enumerate(run.events) if row["step"] > 3250)
+        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+
+    _, loss, _, wall = compare(records(tmp_path, whole={}, relabelled={"change": lower_before}))
+    assert "(steps 3,500 to 4,000, 3 validations)" in loss.verdict
+    assert "within the noise" in loss.verdict or "are the same" in loss.verdict
+    assert wall.verdict == "not comparable: relabelled was resumed with another label smoothing at step 3,250"
+
+
 def test_steps_of_another_size_are_named_beside_the_winner(tmp_path: Path) -> None:
     better = {"bleu": settling(0.0, 28.5, 350), "overrides": ["train.batch_tokens=50048"]}
     bleu, *_ = compare(records(tmp_path, usual={}, larger=better))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from dragoman.errors import RunError
 from dragoman.report import machine, units
 from dragoman.report.answer import Table
-from dragoman.report.learning_questions import nats
-from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, series, starts
+from dragoman.report.learning_questions import alike, nats
+from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, relabelled, series, starts
 from dragoman.report.read import RunRecord, column, known, number, section, text
 from dragoman.report.stats import Estimate, level, spread
 from dragoman.runs import write_json, write_text
@@ -42,13 +42,16 @@ def compare(records: list[RunRecord]) -> list[Contest]:
     names = names_of(records)
     size = differing(records, "target slots a step")
     beside = f"; but {size[0]}: at equal steps the runs have seen different amounts of text" if size else ""
-    scores = differing(records, "validation sets", "sentences translated", "signatures")
-    losses = differing(records, "validation sets", "vocabularies", "label smoothings")
+    texts = differing(records, "languages", "validation sets", "validation targets")
+    scores = texts + differing(records, "sentences translated", "searches", "signatures")
+    losses = texts + differing(records, "vocabularies", "label smoothings")
+    told = zip(names, map(relabelled, records), strict=True)
+    changed = [f"{name} was resumed with another label smoothing at step {step:,}" for name, step in told if step]
     return [
         barred(by_validation(records, names, "bleu", "BLEU", "higher"), scores, beside),
         barred(by_validation(records, names, "loss", "Validation loss (nats)", "lower"), losses, beside),
         barred(by_steps(records, names), differing(records, "vocabularies")),
-        barred(by_wall(records, names), losses),
+        barred(by_wall(records, names), losses + changed),
     ]
 
 
@@ -59,6 +62,24 @@ def valid_text(record: RunRecord) -> str | None:
     return None if pairs is None or size is None else f"{units.count(pairs)} pairs, {units.count(size)} source bytes"
 
 
+def valid_target(record: RunRecord) -> str | None:
+    size = number(record.data, "valid", "target_bytes")
+    return None if size is None else f"{units.count(size)} bytes"
+
+
+def languages(record: RunRecord) -> str | None:
+    pair = text(record.data, "source_lang"), text(record.data, "target_lang")
+    return "-".join(pair) if all(pair) else None
+
+
+def search(record: RunRecord) -> str | None:
+    """How validation sentences were translated; a length penalty has no meaning where there is nothing to choose from."""
+    if record.config is None:
+        return None
+    beam, penalty = record.config.validation.beam, record.config.translate.length_penalty
+    return f"beam {beam}, length penalty {penalty:g}" if beam > 1 else "greedy"
+
+
 def vocabulary(record: RunRecord) -> str | None:
     found = section(record.data, "vocabulary")
     size, digest = units.count(number(found, "size")), text(found, "digest")
@@ -66,10 +87,13 @@ def vocabulary(record: RunRecord) -> str | None:
 
 
 FACTS: dict[str, Callable[[RunRecord], object]] = {
+    "languages": languages,
     "validation sets": valid_text,
+    "validation targets": valid_target,
     "vocabularies": vocabulary,
     "label smoothings": lambda record: record.config and record.config.train.label_smoothing,
     "sentences translated": lambda record: record.last_valid.get("bleu_sentences"),
+    "searches": search,
     "signatures": lambda record: record.last_valid.get("bleu_signature"),
     "target slots a step": lambda record: record.config and record.config.train.batch_tokens,
 }
@@ -104,7 +128,7 @@ def judged(name: str, better: str, values: list[float], lead: Callable[[int, int
 def by_validation(records: list[RunRecord], names: list[str], key: str, title: str, better: str) -> Contest:
     """At equal steps: the last validations up to the step that the shortest run reached. Noise: differences between runs at the same
     steps against their spread about a line, which needs three. One run a side says nothing about other seeds."""
-    curves = [dict(zip(*series(record.valid_rows, key), strict=True)) for record in records]
+    curves = [dict(zip(*series(alike(record, key), key), strict=True)) for record in records]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     if not common:
         return Contest(title, better, [None] * len(records), "not recorded at the same steps")
