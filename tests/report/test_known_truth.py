@@ -40,6 +40,10 @@ def diverging(at: int) -> float:
     return settling(9.0, 3.0, 300)(at) if at < 2500 else 7.5
 
 
+def failing(lowest: float, slope: float = 8e-4) -> Any:
+    return lambda at: settling(8.5, lowest, 350)(at) + max(0, at - 3000) * slope
+
+
 def staged(run: Made) -> None:
     """From step 3,000 on, another mixture of corpora, which is harder."""
     corpora = tuple(Corpus(name=name, source=f"{name}.en", target=f"{name}.de") for name in ("web", "news"))
@@ -67,16 +71,30 @@ def halve_rates(run: Made) -> None:
             row["learning_rate"] /= 2
 
 
+def resume_with(run: Made, changed: str) -> None:
+    """After step 2,000 with another configuration."""
+    at = next(place for place, row in enumerate(run.events) if row["step"] > 2000)
+    before = run.events[at - 1]
+    stop = {"time": before["time"], "event": "stop", "step": 2000, "reason": "interrupted", "seconds": 1.0}
+    run.events[at:at] = [stop, {**stop, "event": "resume", "lost_steps": 0, "changed": [changed]}]
+
+
 def resumed_otherwise(run: Made) -> None:
     """Half of the run was made with two thirds of the rate."""
     for row in run.rows:
         if row["kind"] == "train" and row["step"] <= 2000:
             row["learning_rate"] /= 1.5
-    at = next(place for place, row in enumerate(run.events) if row["step"] > 2000)
-    before = run.events[at - 1]
-    stop = {"time": before["time"], "event": "stop", "step": 2000, "reason": "interrupted", "seconds": 1.0}
-    resume = {**stop, "event": "resume", "lost_steps": 0, "changed": ["schedule.coefficient 1.0 -> 1.5"]}
-    run.events[at:at] = [stop, resume]
+    resume_with(run, "schedule.coefficient 1.0 -> 1.5")
+
+
+def relabelled(run: Made) -> None:
+    """Twice the label smoothing from step 2,000 on, with which no loss can be below 2.6."""
+    resume_with(run, "train.label_smoothing 0.1 -> 0.2")
+    run.environment["model"]["loss_floor"] = 2.6
+
+
+def higher_after(step: int, curve: Any) -> Any:
+    return lambda at: curve(at) + 1.2 * (at > step)
 
 
 def resumed_on(hosts: int) -> Any:
@@ -111,6 +129,35 @@ def two_links(run: Made) -> None:
                 name: {"sent_bytes": half * (name != "idle"), "received_bytes": half}
                 for name in ("eth0", "eth1", "idle")
             }
+
+
+def two_links_from_another_boot(run: Made) -> None:
+    """The counters of its hosts had counted for months, and began at 0 when the run was halfway."""
+    two_links(run)
+    for rows in run.telemetry.values():
+        for row in rows[: len(rows) // 2]:
+            for link in row["nics"].values():
+                link["sent_bytes"] += 10**15
+
+
+def agreements(run: Made) -> None:
+    """One step in twenty takes the whole exchange, and the others none of it."""
+    for row in run.rows:
+        if row["kind"] == "train":
+            row["median_step_seconds"] -= run.network
+            row["slowest_step_seconds"] = row["median_step_seconds"] + 20 * run.network
+
+
+def smaller_cards_before(run: Made) -> None:
+    """They were nearly full; the host on which the run goes on has larger ones."""
+    resumed_on(1)(run)
+    for span in run.spans:
+        span["memory_bytes"] = [int(148e9 if span["step"] <= 2500 else 60e9)] * len(span["memory_bytes"])
+
+
+def no_power(run: Made) -> None:
+    for row in run.telemetry[0]:
+        row["gpus"] = [card | {"power_watts": None} for card in row["gpus"]]
 
 
 def tokens_twice(run: Made) -> None:
@@ -194,12 +241,37 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "two links a host": (
         {**TWO, "network": 0.3, "link_mbit": 5_000, "change": two_links}, "network", {5: "^Yes.*4.75 Gbit/s, 47.5 % of its link"}, (),
     ),
+    "two links a host, which was started again": (
+        {**TWO, "network": 0.3, "link_mbit": 5_000, "change": two_links_from_another_boot}, "network",
+        {5: "^Yes.*4.75 Gbit/s, 47.5 % of its link"}, (),
+    ),
     "gradients sent in 16 bit": (
         {**TWO, "network": 0.004, "overrides": ["parallel.wire=bf16"]}, "compute", {5: "^No, .*182.6 MB a step"}, (),
     ),
     "agreement every 20 steps": (
         {**TWO, "network": 0.001, "overrides": ["parallel.strategy=local", "parallel.wire=int8"]}, "compute", {5: r"^No, .*3.1 MB a step"}, (),
     ),
+    "long agreements, which are no stalls": (
+        {"hosts": 2, "network": 0.03, "overrides": ["parallel.strategy=local"], "change": agreements}, "compute", {5: r"^No, .*12.2 MB a step"}, (),
+    ),
+    "agreements over a slow network": (
+        {"hosts": 2, "network": 0.5, "overrides": ["parallel.strategy=local"]}, "network",
+        {5: "^Yes, the network was.*12.2 MB a step.*The path carried"}, ("The network bounds the step",),
+    ),
+    "streaming over a slow network": (
+        {"hosts": 2, "network": 0.5, "overrides": ["parallel.strategy=streaming"]}, "network",
+        {5: r"^Yes, the network was.*12.2 MB a step.*2.6 times as fast\.$"}, ("The network bounds the step",),
+    ),
+    "islands of two GPUs that wait": (
+        {**TWO, "network": 0.5, "overrides": ["parallel.strategy=local"]}, "gradients",
+        {5: "^Cannot be told: the exchange of gradients, over what is not recorded, bounds the step: 6.*12.2 MB a step", 11: "waiting for the exchange of gradients, whatever"},
+        ("The exchange of gradients, over what is not recorded, bounds the step",),
+    ),
+    "islands of two GPUs that hardly wait": (
+        {**TWO, "network": 0.005, "overrides": ["parallel.strategy=streaming"]}, "compute",
+        {5: "^No, the network was not the bottleneck", 11: "the exchange of gradients adds 1.6 % to a step"}, (),
+    ),
+    "steps that stall": ({"stall": 2.0}, "compute", {}, ("79 stalls of single steps",)),
     "starved by a slow disk": ({**GPUS, "data": 0.4, "gpu": Gpu(busy=44.0, active=40.0, watts=280.0)}, "data",
         {4: "^No: busy 44.0 %.*stood still for 56.0 %"}, ("Waiting for data bounds the step",)),
     "disk slow for a part of the run": ({**GPUS, "data": 2.6, "since": 2250, "gpu": Gpu(busy=21.0, active=20.0, watts=150.0)}, "data",
@@ -228,6 +300,10 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "at the power limit": ({"gpu": Gpu(watts=698.0, reasons=["power_cap"])}, "compute", {4: "^Yes.*698 W of 700 W"}, ("ran at its power limit",)),
     "card without SM activity": ({"gpu": Gpu(active=None)}, "compute", {4: "^Yes: busy 99.0 % of the time, 620 W of 700 W"}, ()),
     "card without utilisation": ({**GPUS, "change": no_utilisation}, "compute", {4: "^Yes: SM activity 90.0 %, 620 W of 700 W; how much of the time"}, ()),
+    "card that tells its utilisation alone": (
+        {"gpu": Gpu(busy=44.0, active=None), "data": 0.4, "change": no_power}, "data",
+        {4: "^No: busy 44.0 % of the time. They stood still for 56.0 %"}, ("Waiting for data bounds the step",),
+    ),
     "another card for the screen": ({**GPUS, "change": display_card}, "compute", {4: "^Yes: busy 99.0 %"}, ()),
     "fully trained": ({**GPUS}, "compute", {2: "^Yes: 10 % more steps would bring", 3: "^No: "}, ()),
     "under-trained": (
@@ -235,7 +311,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         "compute", {2: r"^No: 10 % more steps would bring \+0.2\d BLEU", 3: "^No: "}, (),
     ),
     "too noisy to tell": ({**GPUS, "noise": 0.15}, "compute", {2: "^Cannot be told for sure", 3: "^No: the validation loss is at its lowest or within noise"}, ()),
-    "too few validations": ({**GPUS, "valid_every": 2000}, "compute", {2: "^Not recorded: 2 validations recorded"}, ()),
+    "too few validations": ({**GPUS, "valid_every": 2000}, "compute", {2: "^Not recorded: 2 validations recorded", 3: "^Cannot be told: there are two validations only"}, ()),
     "overfitted": (
         {**GPUS, "valid": rising_after(1500, 2.9), "slice": settling(8.5, 1.6, 900), "bleu": lambda s: 27 - max(0, s - 1500) * 1e-3},
         "compute", {2: "^It is past its best", 3: r"^Yes, since step 1,[567]\d\d: the validation loss has risen by 0.4\d\d nats"}, (),
@@ -247,6 +323,15 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {**GPUS, "valid": settling(9.0, 4.2, 450), "slice": settling(8.5, 2.8, 450)}, "compute", {3: "^No: "}, (),
     ),
     "overfitting without a slice": ({**GPUS, "valid": rising_after(1500, 2.9), "slice": None}, "compute", {3: "^Yes, since step 1,"}, ()),
+    "training that fails at the end": (
+        {**GPUS, "valid_every": 1000, "loss": failing(3.0, 4e-4), "valid": failing(2.9), "slice": failing(2.8)}, "compute",
+        {3: "^No: the validation loss has risen since step 3,000, but so has that of training data: it is training that fails"}, (),
+    ),
+    "label smoothing doubled on the way": (
+        {**GPUS, "noise": 0.0005, "change": relabelled, "overrides": ["train.label_smoothing=0.2"],
+         **{name: higher_after(2000, settling(8.5, least, 350)) for name, least in (("loss", 2.3), ("valid", 2.2), ("slice", 2.1))}}, "compute",
+        {2: "^Yes: 10 % more steps", 3: "^No: the validation loss is at its lowest"}, (),
+    ),
     "diverged": (
         {**GPUS, "loss": diverging, "valid": lambda s: diverging(s) - 0.1, "slice": lambda s: diverging(s) - 0.2, "reason": "diverged"},
         "compute", {2: "^No: training diverged", 3: "^No: training diverged"}, ("Training diverged",),
@@ -277,6 +362,14 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
         {**GPUS, "overrides": [*COSINE, "schedule.min_learning_rate=0.0001"], "bleu": lambda s: 20 + 7 * (s / 4000) ** 2}, "compute",
         {2: r"^Yes, as far as its schedule goes: the learning rate has come down to 0.0001, 10\.\d % of its peak"}, (),
     ),
+    "a schedule that ended after the best": (
+        {**GPUS, "overrides": COSINE, "valid": rising_after(1500, 2.9), "slice": settling(8.5, 1.6, 900), "bleu": lambda s: 27 - max(0, s - 1500) * 1e-3}, "compute",
+        {2: "^It is past its best: its last validations became worse, and the learning rate has come down to", 3: "^Yes, since step 1,"}, (),
+    ),
+    "a schedule that ended with better BLEU and worse loss": (
+        {**GPUS, "overrides": COSINE, "valid": rising_after(1500, 2.9), "slice": settling(8.5, 1.6, 900), "bleu": lambda s: 3 * math.log(s)}, "compute",
+        {2: r"^Yes, as far as its schedule goes: .*the validation changed by \+0\.\d\d BLEU", 3: "^Yes, since step 1,"}, (),
+    ),
     "a floor kept for long": (
         {**GPUS, "overrides": [*COSINE, "schedule.decay_steps=500", "schedule.min_learning_rate=0.0001"], "bleu": lambda s: 3 * math.log(s)}, "compute",
         {2: r"^No: 10 % more steps would bring \+0.2\d BLEU"}, (),
@@ -293,6 +386,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[int, str], tuple[str, ...]]] = 
     "most steps clipped": ({**GPUS, "clipped": 0.8, "overrides": ["train.clip_norm=0.5"]}, "compute", {}, ("80.0 % of all steps were clipped",)),
     "rows half empty": ({**GPUS, "fill": 0.55}, "compute", {}, ("Rows are only 55.0 % full",)),
     "memory nearly full": ({**GPUS, "memory": 148e9}, "compute", {}, ("GPU memory is nearly full: 148.0 GB of 150.0 GB",)),
+    "smaller cards before it was resumed elsewhere": (
+        {**TWO, "change": smaller_cards_before}, "compute", {5: "^No traffic.*since step 2,500"}, (),
+    ),
     "checkpoints on a slow disk": ({**GPUS, "checkpoint_stall": 30.0}, "compute", {1: "from start to stop"}, ("Checkpoints held training up",)),
     "validation all the time": ({**GPUS, "valid_every": 100, "valid_seconds": 20.0}, "compute", {}, ("Validation took",)),
     "steps without a gradient": ({**GPUS, "skipped": 2000}, "compute", {}, ("3 steps learnt nothing",)),
