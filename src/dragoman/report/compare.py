@@ -10,8 +10,8 @@ from typing import NamedTuple
 from dragoman.errors import RunError
 from dragoman.report import machine, units
 from dragoman.report.answer import Table
-from dragoman.report.learning_questions import alike, nats
-from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, relabelled, series, starts
+from dragoman.report.learning_questions import nats, scored
+from dragoman.report.measures import StepTimes, TimeSplit, last_step, pauses, process_start, relabelled, starts
 from dragoman.report.read import RunRecord, column, known, number, section, text
 from dragoman.report.stats import Estimate, level, spread
 from dragoman.runs import write_json, write_text
@@ -128,7 +128,7 @@ def judged(name: str, better: str, values: list[float], lead: Callable[[int, int
 def by_validation(records: list[RunRecord], names: list[str], key: str, title: str, better: str) -> Contest:
     """At equal steps: the last validations up to the step that the shortest run reached. Noise: differences between runs at the same
     steps against their spread about a line, which needs three. One run a side says nothing about other seeds."""
-    curves = [dict(zip(*series(alike(record, key), key), strict=True)) for record in records]
+    curves = [dict(zip(*scored(record, key), strict=True)) for record in records]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     if not common:
         return Contest(title, better, [None] * len(records), "not recorded at the same steps")

@@ -13,7 +13,6 @@ from dragoman.report.measures import comparable, last_step, relabelled, series, 
 from dragoman.report.read import RunRecord, column, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
-from dragoman.runs import Row
 
 SMOOTHED_ROWS = 20  # of metrics: their median is a level, not chance
 FURTHER = 1.1  # ask what the next 10 % of steps would bring
@@ -53,9 +52,9 @@ def line_length(steps: list[int]) -> int:
     return max(FEWEST, len(steps) // 3)
 
 
-def alike(record: RunRecord, key: str) -> list[Row]:
-    """Validations of which this value is the same measure."""
-    return comparable(record, record.valid_rows) if key == "loss" else record.valid_rows
+def scored(record: RunRecord, key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the validations of which this value is the same measure."""
+    return series(record.valid_rows if key == "bleu" else comparable(record, record.valid_rows), key)
 
 
 def since_relabelled(record: RunRecord) -> str:
@@ -67,7 +66,7 @@ def since_relabelled(record: RunRecord) -> str:
 def trend(record: RunRecord, key: str) -> Trend | None:
     """Curves of training are nearly straight over the logarithm of the step: the line through the last third of the validations,
     at least four, continued."""
-    steps, values = series(alike(record, key), key)
+    steps, values = scored(record, key)
     count = line_length(steps)
     places, last = [math.log(step) for step in steps[-count:]], values[-count:]
     rising = slope(places, last)
@@ -95,33 +94,32 @@ def fully_trained(record: RunRecord) -> Answer:
     if has_diverged(record):
         return Answer(2, "No: training diverged.", evidence, "gap")
     if not trends:
-        seen = units.plural(len(column(alike(record, "loss"), "loss")), "validation")
+        seen = units.plural(len(scored(record, "loss")[0]), "validation")
         said = f"Not recorded: {seen} recorded{since_relabelled(record)}, a trend needs {FEWEST}."
         return Answer(2, said, evidence, answered=False)
-    return Answer(2, trained_verdict(record, trends), evidence, "gap" if spent else "trend")
+    if spent:
+        return Answer(2, spent_verdict(record, trends), evidence, "gap")
+    return Answer(2, trained_verdict(trends), evidence, "trend")
 
 
-def trained_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
-    judgements = {key: found.judgement for key, found in trends.items()}
-    worse = all(judgement == "worse" for judgement in judgements.values())
-    if rate_is_spent(record):
-        return spent_verdict(record, next(iter(trends)), worse)
+def trained_verdict(trends: dict[str, Trend]) -> str:
+    judgements = {found.judgement for found in trends.values()}
     said = f"10 % more steps would bring {' and '.join(found.words() for found in trends.values())}"
-    if "rising" in judgements.values():
+    if "rising" in judgements:
         return f"No: {said}."
-    if worse:
+    if judgements == {"worse"}:
         return f"It is past its best: {said}. Take the best checkpoint, not the last."
-    if "unsure" in judgements.values():
+    if "unsure" in judgements:
         return f"Cannot be told for sure: {said}. More validations, or more sentences in them, would tell."
     return f"Yes: {said}."
 
 
-def spent_verdict(record: RunRecord, key: str, worse: bool) -> str:
+def spent_verdict(record: RunRecord, trends: dict[str, Trend]) -> str:
     """Of a run whose schedule has ended: nothing is said about steps that it does not plan."""
-    left = f"the learning rate has come down to {rate_left(record)}"
-    if worse:
+    left, key = f"the learning rate has come down to {rate_left(record)}", next(iter(trends))
+    if all(found.judgement == "worse" for found in trends.values()):
         return f"It is past its best: its last validations became worse, and {left}. Take the best checkpoint, not the last."
-    steps, values = series(alike(record, key), key)
+    steps, values = scored(record, key)
     change = f"{values[-1] - values[-2]:+.2f} {'BLEU' if key == 'bleu' else 'nats'}"
     since = f"from step {steps[-2]:,} to {steps[-1]:,} the validation changed by {change}"
     return f"Yes, as far as its schedule goes: {left}; {since}. A longer schedule may reach more."
@@ -171,9 +169,8 @@ def state_evidence(record: RunRecord) -> Evidence:
         words = {"loss": "loss {:.3f} nats per target token", "bleu": "BLEU {:.1f}"}
         scores = [said.format(value) for key, said in words.items() if (value := number(last, key)) is not None]
         rows.append((f"Validation at step {last['step']:,}", ", ".join(scores) or units.NOT_RECORDED))
-    steps, scored = series(record.valid_rows, "bleu")
-    if scored:
-        best, at = max(zip(scored, steps, strict=True))
+    if reached := list(zip(*reversed(scored(record, "bleu")), strict=True)):
+        best, at = max(reached)
         rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
     if since := relabelled(record):
         rows.append(
@@ -193,18 +190,21 @@ def state_evidence(record: RunRecord) -> Evidence:
 class Gap(NamedTuple):
     """Validation loss against that of a slice of the training set, both without dropout, in nats."""
 
+    step: int  # of the last validation with both
+    known: float  # the loss of the slice there
     first: float
     last: float
     slope: Estimate | None  # a step, over the second half of the validations
 
 
 def gap(record: RunRecord) -> Gap | None:
-    both = [(row["step"], number(row, "loss"), number(row, "train_slice_loss")) for row in alike(record, "loss")]
-    gaps = [(step, valid - known) for step, valid, known in both if valid is not None and known is not None]
-    if not gaps:
+    valid, sliced = (dict(zip(*scored(record, key), strict=True)) for key in ("loss", "train_slice_loss"))
+    steps = [step for step in valid if step in sliced]
+    if not steps:
         return None
-    later = gaps[len(gaps) // 2 :]
-    return Gap(gaps[0][1], gaps[-1][1], slope([step for step, _ in later], [value for _, value in later]))
+    gaps = [valid[step] - sliced[step] for step in steps]
+    half = len(gaps) // 2
+    return Gap(steps[-1], sliced[steps[-1]], gaps[0], gaps[-1], slope(steps[half:], gaps[half:]))
 
 
 def overfitting(record: RunRecord) -> Answer:
@@ -213,7 +213,7 @@ def overfitting(record: RunRecord) -> Answer:
     the lowest such mean by more than 1 % and four times its noise, and the slice did not rise with it. Noise is told from how far the
     validations of the last two thirds lie off the line between their neighbours; fewer than seven tell none, and must rise by 3 %. The
     gap alone proves nothing: a part of it is there because validation text is other text."""
-    steps, losses = series(alike(record, "loss"), "loss")
+    steps, losses = scored(record, "loss")
     if not losses:
         raise record.lacks("metrics.jsonl", f"has no validation loss{since_relabelled(record)}")
     lowest, at = min(zip(losses, steps, strict=True))
@@ -222,10 +222,9 @@ def overfitting(record: RunRecord) -> Answer:
         ("Lowest validation loss", f"{nats(lowest)}, at step {at:,}"),
     ]
     found = gap(record)
-    known_steps, known = series(alike(record, "loss"), "train_slice_loss")
     if found:
         evidence += [
-            (f"Training slice at step {known_steps[-1]:,}, dropout off", nats(known[-1])),
+            (f"Training slice at step {found.step:,}, dropout off", nats(found.known)),
             ("Generalisation gap, first and last validation", f"{nats(found.first)} and {nats(found.last)}"),
         ]
         if found.slope:
