@@ -241,8 +241,7 @@ def checkpoint_stalls(record: RunRecord) -> Found:
 
 
 def restarts(record: RunRecord) -> Found:
-    restarted = [each for each in measures.setbacks(record) if each.event != "roll_back"]
-    found = [each for each in restarted if each.seconds or each.steps != 0]  # a stop in good order loses nothing
+    found = [each for each in measures.setbacks(record) if each.event != "roll_back"]
     remedy = "save more often (checkpoint.every) where that is much"
     yield from lost_work(record, found, units.plural(len(found), "restart"), came_after(found), remedy)
 

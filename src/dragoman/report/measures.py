@@ -134,6 +134,7 @@ class Setback(NamedTuple):
 
 @once
 def setbacks(record: RunRecord) -> list[Setback]:
+    """All that cost something: a stop in good order loses nothing."""
     found, first = [], starts(record)[:1]
     for row in record.events_of("start", "resume", "roll_back"):
         if row in first:
@@ -146,7 +147,7 @@ def setbacks(record: RunRecord) -> list[Setback]:
         lost = number(row, "lost_steps") if row["event"] != "roll_back" else (number(row, "from_step") or step) - step
         since = max((time for time in kept if time <= until), default=until)
         found.append(Setback(row["event"], since, until, None if lost is None else int(lost), text(row, "after")))
-    return found
+    return [each for each in found if each.seconds or each.steps != 0]
 
 
 def returned(times: int) -> str:

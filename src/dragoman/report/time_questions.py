@@ -49,9 +49,8 @@ def duration(record: RunRecord) -> Answer:
     if split.paused:
         evidence.append(("Paused between a stop and a resume, not counted", units.duration(split.paused)))
     if split.lost:
-        costly = [each for each in split.setbacks if each.seconds]
-        back = sum(each.event == "roll_back" for each in costly)
-        again = len(costly) - back
+        back = sum(each.event == "roll_back" for each in split.setbacks)
+        again = len(split.setbacks) - back
         to = " and ".join([units.plural(again, "restart")] * bool(again) + [measures.returned(back)] * bool(back))
         verdict += f", {units.duration(split.lost)} were lost to {to}"
         lost = measures.lost_steps(split.setbacks)
