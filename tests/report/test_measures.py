@@ -36,14 +36,12 @@ def test_the_parts_of_the_time_add_up_to_the_wall_clock(
     story: Write, switches: dict[str, Any], start_up: float
 ) -> None:
     split = TimeSplit(load_run(story(**switches)))
-    assert split is not None
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
     assert split.other == pytest.approx(start_up, abs=0.01)
 
 
 def test_each_part_is_what_the_clock_said(story: Write) -> None:
     split = TimeSplit(load_run(story()))
-    assert split is not None
     assert split.validation == pytest.approx(3 * 4.1)
     assert split.checkpoint == pytest.approx(3 * 0.5)
     assert split.training == pytest.approx(600 * 0.28 + 10 * 0.25, abs=0.3)
@@ -52,7 +50,6 @@ def test_each_part_is_what_the_clock_said(story: Write) -> None:
 
 def test_a_resume_loses_the_steps_since_the_checkpoint_and_the_time_down(story: Write) -> None:
     split = TimeSplit(load_run(story(crash_at=455)))
-    assert split is not None
     assert [each.steps for each in split.setbacks] == [55]
     assert split.lost == pytest.approx(60.0 + 55 * 0.28, abs=0.6)
     assert split.validation == pytest.approx(3 * 4.1)
@@ -68,7 +65,6 @@ def test_work_done_twice_is_lost_once(story: Write) -> None:
         stream.seek(0)
         stream.write("".join(json.dumps(row) + "\n" for row in rows))
     split = TimeSplit(load_run(folder))
-    assert split is not None
     assert split.validation == pytest.approx(3 * 4.1)
     assert sum(seconds for _, seconds in split.parts) == pytest.approx(split.wall)
 
@@ -173,7 +169,6 @@ def test_a_second_start_from_nothing_is_a_restart(story: Write) -> None:
     rewrite(folder, "events.jsonl", lambda row: {**row, "event": "start"} if row["event"] == "resume" else row)
     rewrite(folder, "events.jsonl", lambda row: {k: v for k, v in row.items() if k != "lost_steps"})
     split = TimeSplit(load_run(folder))
-    assert split is not None
     assert [each.steps for each in split.setbacks] == [None]
     assert split.lost == pytest.approx(5.0 + 60.0 + 35 * 0.28 + 2.5, abs=0.4)
 
@@ -182,11 +177,9 @@ def test_a_killed_run_ends_with_its_last_sign_of_life(story: Write) -> None:
     folder = story(killed=True)
     (folder / "telemetry").mkdir()
     before = TimeSplit(load_run(folder))
-    assert before is not None
     assert before.stop_reason == ""
     (folder / "telemetry" / "alpha.jsonl").write_text(json.dumps({"time": before.ended + 7}) + '\n{"time": 17')
     after = TimeSplit(load_run(folder))
-    assert after is not None
     assert after.ended == before.ended + 7
 
 
@@ -196,7 +189,6 @@ def test_step_times_are_weighed_by_the_steps_a_row_stands_for(story: Write) -> N
     rows += [{"step": 110, "step_seconds": 1.0, "data_seconds": 0.1}, {"step": 120, "step_seconds": 12.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"kind": "train", **row}) + "\n" for row in rows))
     times = StepTimes(load_run(folder))
-    assert times is not None
     assert times.mean == pytest.approx(2.0)  # (100 x 1 s + 10 x 12 s) / 110, not 6.5 s
     assert (times.median, times.p95, times.steps, times.rows) == (1.0, 12.0, 110, 2)
     assert (times.first_steps, times.first_seconds) == (10, 990.0)
@@ -206,7 +198,6 @@ def test_step_times_are_weighed_by_the_steps_a_row_stands_for(story: Write) -> N
 def test_mean_step_agrees_with_the_recorded_sum(story: Write) -> None:
     record = load_run(story(log_every=7))  # the last row stands for 5 steps only
     times = StepTimes(record)
-    assert times is not None
     assert (times.first_steps, times.steps) == (7, 593)
     assert times.mean * 593 + times.first_seconds == pytest.approx(record.train_rows[-1]["train_seconds"])
     assert times.mean_with_everything == pytest.approx(times.mean + 3 * 4.6 / 600)
@@ -235,7 +226,6 @@ def test_the_rate_of_row_s_is_that_of_update_s_counted_from_nought(story: Write)
     base = ["model.d_model=512", "model.heads=8", "schedule.warmup_steps=8000", "validation.every=100000"]
     overrides = [*base, "checkpoint.every=100000"]
     check = RateCheck(load_run(story(steps=20_000, log_every=1000, every=100_000, overrides=overrides)))
-    assert check is not None
     assert check.wrong == []
     assert f"{max(check.logged):.3g}" == "0.000988"
     assert check.steps[check.logged.index(max(check.logged))] == 8000
@@ -247,7 +237,6 @@ def test_rates_that_are_off_by_one_step_are_found(story: Write) -> None:
     shifted = lambda row: {**row, "learning_rate": rates.get(row["step"] + 10)} if row["kind"] == "train" else row  # noqa: E731
     rewrite(folder, "metrics.jsonl", shifted)
     check = RateCheck(load_run(folder))
-    assert check is not None
     assert len(check.wrong) == len(check.steps) == 59
 
 
