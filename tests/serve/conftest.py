@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from dragoman.serve.app import Served, create_app
+from dragoman.serve.app import create_app
 from dragoman.serve.batcher import Batcher
+from dragoman.serve.doors import Served
 from dragoman.serve.limits import Limits
 from dragoman.translate import Request, Translation
 

@@ -17,9 +17,9 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from dragoman.errors import ConfigError, DataError
-from dragoman.serve.app import all_done
 from dragoman.serve.batcher import Busy, weight
 from dragoman.serve.detect import Detector
+from dragoman.serve.doors import all_done
 from dragoman.serve.limits import Keys, Limits, Rate
 from dragoman.serve.names import name_of
 from dragoman.serve.server import check_origins

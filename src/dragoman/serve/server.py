@@ -31,8 +31,9 @@ def serve(
     for module in ("fastapi", "prometheus_client"):
         require_extra(module, "serve", "serving")
     uvicorn = require_extra("uvicorn", "serve", "serving")
-    from dragoman.serve.app import Served, create_app
+    from dragoman.serve.app import create_app
     from dragoman.serve.batcher import Batcher
+    from dragoman.serve.doors import Served
     from dragoman.serve.limits import Keys, Limits
     from dragoman.translate import Translator
 
