@@ -14,7 +14,7 @@ from dragoman.errors import ConfigError, DataError
 MOST_CALLERS = 10_000  # whose rate is remembered
 
 
-@dataclass(frozen=True)
+@dataclass
 class Limits:
     """What one request may ask for, and how often a caller may ask. What is 0 here follows from the others."""
 
@@ -29,14 +29,9 @@ class Limits:
     wait_seconds: float = 1.0  # a request that would wait longer is refused
 
     def __post_init__(self) -> None:
-        following = {
-            "sentences": max(100, self.characters // 20),
-            "alternatives": max(1, self.beam // 2),
-            "body_bytes": 2**16 + 12 * self.characters,  # two escapes of JSON for each, at worst
-        }
-        for name, value in following.items():
-            if not getattr(self, name):
-                object.__setattr__(self, name, value)
+        self.sentences = self.sentences or max(100, self.characters // 20)
+        self.alternatives = self.alternatives or max(1, self.beam // 2)
+        self.body_bytes = self.body_bytes or 2**16 + 12 * self.characters  # two escapes of JSON for each, at worst
 
 
 class Rate:
