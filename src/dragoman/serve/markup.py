@@ -26,6 +26,7 @@ DEEPEST, MOST = 30, 100  # inline elements in each other, and of a passage: one 
 class Element:
     """An inline element of a passage: its tags and the characters that it stands around."""
 
+    name: str
     opening: str
     start: int
     closing: str = ""
@@ -200,19 +201,19 @@ def written(pieces: list[str | Passage], found: Iterator[list[Translation]]) -> 
 
 def nested(runs: list[Run]) -> list[Element] | None:
     """Elements out of tags; None where one is not closed, or too many are in each other."""
-    top = Element("", 0)
-    around, names, at, count = [top], [""], 0, 0
+    top = Element("", "", 0)
+    around, at, count = [top], 0, 0  # elements that are open here, characters and elements so far
     for run in runs:
         if isinstance(run, str):
             at += len(run)
         elif not run.closes:
-            around[-1].inside.append(Element(run.markup, at))
-            around.append(around[-1].inside[-1])
-            names.append(run.name)
+            element = Element(run.name, run.markup, at)
+            around[-1].inside.append(element)
+            around.append(element)
             count += 1
-            if len(names) > DEEPEST or count > MOST:
+            if len(around) > DEEPEST or count > MOST:
                 return None
-        elif names.pop() == run.name:
+        elif around[-1].name == run.name:
             element = around.pop()
             element.closing, element.end = run.markup, at
         else:
