@@ -46,8 +46,7 @@ class Job:
 
     wish: Wish
     texts: deque[tuple[str, Found]]
-    size: int  # weight of its texts
-    left: int  # of those that are not begun
+    size: int  # weight of all its texts, as it came
 
     def cancel(self) -> None:
         """Whoever asked has left: what is not yet begun is not done."""
@@ -70,14 +69,14 @@ class Batcher:
 
     def submit(self, texts: list[str], wish: Wish) -> tuple[Job, list[Found]]:
         """A future for every text, or Busy. An idle server takes any request; a text without words needs no translating."""
-        left = sum(weight(text) for text in texts if text.strip())
+        size = sum(weight(text) for text in texts if text.strip())
         with self.changed:
-            wait = self.wait_for(left)
+            wait = self.wait_for(size)
             if self.closing or ((self.jobs or self.in_hand) and wait > self.most_wait_seconds):
                 raise Busy(max(1.0, wait - self.most_wait_seconds))
             # Not before: who is refused costs nothing.
             futures: list[Found] = [Future() for _ in texts]
-            job = Job(wish, deque(), left, left)
+            job = Job(wish, deque(), size)
             for text, future in zip(texts, futures, strict=True):
                 if text.strip():
                     job.texts.append((text, future))
@@ -88,16 +87,17 @@ class Batcher:
             self.changed.notify()
         return job, futures
 
-    def wait_for(self, left: int) -> float:
-        """Seconds: what is left of the batch in hand, and of the jobs before as much as this one has itself, as they take turns; also
-        what they have behind them, because others come and take turns in their place."""
+    def wait_for(self, size: int) -> float:
+        """Seconds that a new job of this weight would wait: what is left of the batch in hand, and of every job before it as
+        much as it has itself, because all jobs take turns. What such a job has done already counts as well: new jobs come meanwhile and
+        take turns in its place."""
         running = max(0.0, self.in_hand / self.speed - (time.perf_counter() - self.begun))
-        return running + sum(min(other.size, left) for other in self.jobs) / self.speed
+        return running + sum(min(other.size, size) for other in self.jobs) / self.speed
 
     @property
     def waiting_characters(self) -> int:
         with self.changed:
-            return sum(job.left for job in self.jobs)
+            return sum(weight(text) for job in self.jobs for text, _ in job.texts)
 
     def next_batch(self) -> tuple[Wish, list[tuple[str, Found]]] | None:
         """A few texts of every job that wishes the same as the first one; None when all is done and nothing more comes."""
@@ -111,7 +111,6 @@ class Batcher:
             while taken < self.batch_characters and alike:
                 job = alike.popleft()
                 text, future = job.texts.popleft()
-                job.left -= weight(text)
                 if future.set_running_or_notify_cancel():
                     batch.append((text, future))
                     taken += weight(text)
