@@ -14,6 +14,7 @@ from dragoman import runs
 from dragoman.cores import usable_cores, wanted_threads
 from dragoman.data.subwords import NEVER_WRITTEN, Vocabulary
 from dragoman.errors import ConfigError, RunError, require_extra
+from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.request import Hypothesis, Request
 
 log = logging.getLogger(__name__)
@@ -35,14 +36,12 @@ class CTranslate2Engine:
     name = "ctranslate2"
     seed: int | None = None  # of this process: the library reads it once
 
-    def __init__(
-        self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int = 0, convert: bool = False
-    ):
-        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. With `convert` from a
-        model folder, in fp32: the translations are those of the model itself."""
+    def __init__(self, folder: Path, vocabulary: Vocabulary, device: str = "cpu", threads: int = 0):
+        """From an export to CTranslate2, in the arithmetic it was exported in as far as the device has it. A model folder is
+        converted to fp32 first: the translations are those of the model itself."""
         self.library = require_extra("ctranslate2", "export", "translating with CTranslate2")
         self.library.set_log_level(logging.ERROR)  # what it warns of is said below, once and in a line
-        self.folder, self.convert, self.device = folder, convert, device
+        self.folder, self.exported, self.device = folder, is_ctranslate2(folder), device
         self.threads = threads or wanted_threads(os.environ.get("OMP_NUM_THREADS", "")) or usable_cores()
         # Sentences are spread over workers before the work on one is: threads that wait for each other at every product lose.
         self.workers = min(self.threads, MOST_WORKERS) if device == "cpu" else 1
@@ -60,7 +59,7 @@ class CTranslate2Engine:
         threads = -(-self.threads // workers)  # five cores for four workers: rather a thread too many than an idle core
         how = {"device": self.device, "inter_threads": workers, "intra_threads": threads}
         try:
-            if not self.convert:
+            if self.exported:
                 return self.library.Translator(str(self.folder), **how)
             from dragoman.translate.ct2_model import write_ctranslate2
 
@@ -101,12 +100,13 @@ class CTranslate2Engine:
     def search_within(
         self, tasks: list[Task], request: Request, attention: bool, without: list[list[str]] | None = None
     ) -> list[list[Hypothesis]]:
-        """As if each sentence were searched alone: CTranslate2 has one limit for a batch, ours is a sentence's own. What is cut at it
-        ends there, as in torch. Until they are ranked, scores are log-probabilities."""
+        """As if each sentence were searched alone. CTranslate2 has one limit of length for a whole batch, ours is each sentence's own:
+        what is longer is cut there and scored again, with an end mark after it, as in torch. Scores are log-probabilities until
+        `ranked` divides them."""
         if not tasks:
             return []
         found = self.search_batch(tasks, request, attention, without)
-        # A beam that went on at the limit has returned something of that length: fewer than `beam` hypotheses ended before.
+        # Something that long was found, so the beam was still going on at the limit: fewer than `beam` hypotheses ended before it.
         reached = [n for n, each in enumerate(found) if any(len(h.ids) >= tasks[n].limit for h in each)]
         if not request.sample and request.beam > 1:
             for chosen in by_limit(reached, tasks):
@@ -150,7 +150,8 @@ class CTranslate2Engine:
         without: list[list[str]] | None,
         patience: int = 1,
     ) -> list[list[Hypothesis]]:
-        """With `patience` 2 also what the beam would leave out: it chooses at the limit without knowing the scores of end marks."""
+        """With `patience` 2 twice as many hypotheses: at the limit the beam chooses without the scores of end marks, and might leave out
+        what is best with them."""
         translator, share = self.translator, -(-len(tasks) // self.workers)
         how: dict[str, Any] = {
             "beam_size": request.beam,

@@ -25,6 +25,8 @@ MOST_SENTENCES = 2048  # at once
 ONE_LINE = {ord("\n"): " ", ord("\r"): " "}  # bytes can spell them
 ENGINES = ("auto", "torch", "ctranslate2")
 
+ReadOut = tuple[Hypothesis, str]  # with its text
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -108,9 +110,9 @@ class Translator:
         sources = [part.ids for pieces in cut for part in pieces]
         forced = [[] if part else begun[text] for text, pieces in enumerate(cut) for part in range(len(pieces))]
         found = self.search_ids(sources, forced, request, alignment, batch_tokens, progress)
-        ready, in_order = self.read_out(found), iter(found)
+        in_order = iter(self.read_out(found))
         return [
-            self.joined(list(islice(in_order, len(pieces))), pieces, ready, text if alignment else "")
+            self.joined(list(islice(in_order, len(pieces))), pieces, text if alignment else "")
             for pieces, text in zip(cut, normal, strict=True)
         ]
 
@@ -123,7 +125,7 @@ class Translator:
         batch_tokens: int | None,
         progress: runs.Progress,
     ) -> list[list[Hypothesis]]:
-        # A diverse beam is in torch only, and where `other` is nobody has asked for CTranslate2.
+        # Only torch has a diverse beam. Where there is an `other`, nobody asked for CTranslate2 by name: torch may do it.
         engine = self.other() if self.other and request.groups > 1 else self.engine
         slots = batch_tokens or self.section.batch_tokens
         slots = engine.slots() if slots == "auto" else slots
@@ -139,29 +141,27 @@ class Translator:
             progress("translating", done, len(sources), "sentences")
         return found
 
-    def read_out(self, found: list[list[Hypothesis]]) -> dict[int, str]:
-        """The texts of all hypotheses, decoded together; by the identity of the hypothesis."""
-        every = [hypothesis for hypotheses in found for hypothesis in hypotheses]
-        texts = self.vocabulary.decode([hypothesis.ids for hypothesis in every])
-        return {id(hypothesis): text.translate(ONE_LINE) for hypothesis, text in zip(every, texts, strict=True)}
+    def read_out(self, found: list[list[Hypothesis]]) -> list[list[ReadOut]]:
+        """All hypotheses with their texts, which are decoded together."""
+        texts = iter(self.vocabulary.decode([hypothesis.ids for hypotheses in found for hypothesis in hypotheses]))
+        return [[(hypothesis, next(texts).translate(ONE_LINE)) for hypothesis in hypotheses] for hypotheses in found]
 
-    def joined(
-        self, found: list[list[Hypothesis]], cut: list[Part], texts: dict[int, str], source: str
-    ) -> list[Translation]:
+    def joined(self, found: list[list[ReadOut]], cut: list[Part], source: str) -> list[Translation]:
         """The n-th best of a text is made of the n-th best of its parts. With `source`, the text, words are aligned."""
         if not cut:
             return [Translation("", 0.0, [])]
         looked_at = word_numbers(source, source_places(source, cut, self.vocabulary.source)) if source else []
         results = []
         for rank in range(max(map(len, found))):
-            chosen = [hypotheses[min(rank, len(hypotheses) - 1)] for hypotheses in found]
+            chosen = [ranks[min(rank, len(ranks) - 1)] for ranks in found]
             text, places = "", []
-            for number, (part, hypothesis) in enumerate(zip(cut, chosen, strict=True)):
+            for number, (part, (hypothesis, own)) in enumerate(zip(cut, chosen, strict=True)):
                 text += part.joint if number else ""
                 places += [len(text) + at for at in target_places(hypothesis.ids, self.vocabulary)] if source else []
-                text += texts[id(hypothesis)]
-            pairs = aligned(looked_at, word_numbers(text, places), chosen, cut) if source and text.strip() else []
-            results.append(Translation(text, sum(hypothesis.score for hypothesis in chosen), pairs))
+                text += own
+            hypotheses = [hypothesis for hypothesis, _ in chosen]
+            pairs = aligned(looked_at, word_numbers(text, places), hypotheses, cut) if source and text.strip() else []
+            results.append(Translation(text, sum(hypothesis.score for hypothesis in hypotheses), pairs))
         return results
 
 
@@ -212,19 +212,18 @@ def request_for(section: Translate, **options: Any) -> Request:
 
 
 def open_engine(folder: Path, vocabulary: Vocabulary, device: str, engine: str, precision: str) -> Engine:
-    if is_ctranslate2(folder):
-        if engine == "torch":
-            raise ConfigError(
-                [f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate"
-            )
-        return CTranslate2Engine(folder, vocabulary, "cpu" if device == "auto" else device)
-    if engine == "ctranslate2" and device not in ("auto", "cpu"):
+    exported = is_ctranslate2(folder)
+    if exported and engine == "torch":
+        raise ConfigError(
+            [f"{folder} is a CTranslate2 model; engine torch needs the model it was made from"], "translate"
+        )
+    if engine == "ctranslate2" and not exported and device not in ("auto", "cpu"):
         raise ConfigError(
             [f"engine ctranslate2 converts for the CPU, not for {device}; export it first, or choose torch"],
             "translate",
         )
     if takes_ctranslate2(folder, device, engine, precision):
-        return CTranslate2Engine(folder, vocabulary, convert=True)
+        return CTranslate2Engine(folder, vocabulary, "cpu" if device == "auto" else device)
     from dragoman.parallel.mesh import pick_device, use_own_cores  # torch only where it is needed
     from dragoman.translate.torch_engine import TorchEngine
 
