@@ -23,22 +23,20 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
-from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from dragoman import __version__
 from dragoman.data.languages import is_spaced
 from dragoman.serve.batcher import Wish
-from dragoman.serve.doors import Doors, Served, refuse_beyond, refuse_surrogates
+from dragoman.serve.doors import Doors, Served
 from dragoman.serve.libre import add_libre
 from dragoman.serve.limits import Keys, Limits
 from dragoman.serve.messages import WRONG, Detail, StreamRequest, TranslateRequest, TranslateResponse
 from dragoman.serve.metrics import add_metrics
 from dragoman.serve.reference import reference
-from dragoman.serve.refusals import FAILED, BodyLimit, explain, explain_failure, explain_invalid
+from dragoman.serve.refusals import FAILED, BodyLimit, explain_errors, refuse_beyond, refuse_surrogates
 from dragoman.translate.pieces import sentences as sentences_of
 
 
@@ -54,9 +52,7 @@ def create_app(served: list[Served], *, limits: Limits, keys: Keys | None = None
     app = FastAPI(title="dragoman", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     app.state.doors = doors
     app.add_middleware(BodyLimit, limit=limits.body_bytes)
-    app.add_exception_handler(RequestValidationError, explain_invalid)
-    app.add_exception_handler(AnyHTTPException, explain)
-    app.add_exception_handler(Exception, explain_failure)
+    explain_errors(app)
     add_translation(app, doors)
     add_libre(app, doors)
     add_facts(app, doors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError as NotDone
@@ -15,10 +14,10 @@ from dragoman.data.languages import code_of
 from dragoman.serve.batcher import Batcher, Busy, Found, Job, Wish
 from dragoman.serve.detect import Detector
 from dragoman.serve.limits import Keys, Limits, Rate
+from dragoman.serve.refusals import come_back, refuse_beyond, refuse_surrogates
 from dragoman.translate.request import Request as SearchRequest
 from dragoman.translate.translator import Translation
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 LOOK_SECONDS = 0.5  # between two looks whether the client is still there
 
 
@@ -143,18 +142,3 @@ def all_done(futures: list[Found]) -> asyncio.Future[None]:
 def distinct(found: list[Translation]) -> list[Translation]:
     """The same text may be found twice, cut into other subwords."""
     return list({each.text: each for each in reversed(found)}.values())[::-1]
-
-
-def refuse_surrogates(text: str, where: str) -> None:
-    """JSON can spell them, UTF-8 cannot."""
-    if SURROGATE.search(text):
-        raise HTTPException(422, f"{where}: half of a surrogate pair is not text")
-
-
-def refuse_beyond(most: int, count: int, words: str, advice: str = "Send several requests") -> None:
-    if count > most:
-        raise HTTPException(413, f"{words.format(count)}; at most {most:,}. {advice}")
-
-
-def come_back(words: str, seconds: float) -> HTTPException:
-    return HTTPException(429, f"{words}; try again in {seconds:.0f} s", {"Retry-After": str(max(1, round(seconds)))})

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from dragoman.data.languages import code_of, is_spaced
 from dragoman.errors import MissingExtra
-from dragoman.serve.doors import Doors, Served, refuse_beyond
+from dragoman.serve.doors import Doors, Served
 from dragoman.serve.markup import Document, Passage, written
 from dragoman.serve.messages import LIBRE_WRONG, DetectRequest, LibreBody, LibreRequest
 from dragoman.serve.names import name_of
+from dragoman.serve.refusals import refuse_beyond
 
 Body = TypeVar("Body", bound=LibreBody)
 

@@ -1,16 +1,40 @@
-"""Errors as they are told: {"detail": "one line"}, to clients of LibreTranslate {"error": "one line"}."""
+"""What is refused, and errors as they are told: {"detail": "one line"}, to clients of LibreTranslate {"error": "one line"}."""
 
 from __future__ import annotations
 
-from fastapi import HTTPException, Request
+import re
+
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 WORDS = 300  # characters of an explanation
+SURROGATE = re.compile("[\ud800-\udfff]")
 FAILED = "the translation failed; the server's log says why"
 LIBRE = ("/translate", "/detect", "/languages", "/frontend/settings")
+
+
+def refuse_surrogates(text: str, where: str) -> None:
+    """JSON can spell them, UTF-8 cannot."""
+    if SURROGATE.search(text):
+        raise HTTPException(422, f"{where}: half of a surrogate pair is not text")
+
+
+def refuse_beyond(most: int, count: int, words: str, advice: str = "Send several requests") -> None:
+    if count > most:
+        raise HTTPException(413, f"{words.format(count)}; at most {most:,}. {advice}")
+
+
+def come_back(words: str, seconds: float) -> HTTPException:
+    return HTTPException(429, f"{words}; try again in {seconds:.0f} s", {"Retry-After": str(max(1, round(seconds)))})
+
+
+def explain_errors(app: FastAPI) -> None:
+    app.add_exception_handler(RequestValidationError, explain_invalid)
+    app.add_exception_handler(AnyHTTPException, explain)
+    app.add_exception_handler(Exception, explain_failure)
 
 
 def answer(request: Request, status: int, words: str, headers: dict[str, str] | None = None) -> JSONResponse:
