@@ -15,6 +15,7 @@ from dragoman.cores import usable_cores
 from dragoman.data.subwords import Vocabulary
 from dragoman.errors import DragomanError, Unfinished
 from dragoman.model.folder import VOCABULARY
+from dragoman.monitor import gpu
 from dragoman.translate.models import is_ctranslate2
 from dragoman.translate.pieces import checked
 from dragoman.translate.request import Request
@@ -89,10 +90,4 @@ def gpus() -> list[str]:
     """Names of the GPUs that this process may use, asked of the driver: torch would take hold of them."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
+    return [str(number) for number in range(len(gpu.handles()))]
