@@ -63,9 +63,11 @@ def read_whole(folder: Path) -> tuple[Transformer, model_folder.Description, Voc
         )
     model, description = model_folder.read_model(folder)
     vocabulary = Vocabulary(folder / model_folder.VOCABULARY)
-    found, wanted = (len(vocabulary), vocabulary.source_size), (description.vocab_size, description.source_vocab_size)
-    if found != wanted:
-        which = found[0] == wanted[0]  # then it is the source
-        whose = "the source vocabulary" if which else "the vocabulary"
-        raise RunError(f"{folder}: {whose} has {found[which]} pieces, the model {wanted[which]}")
+    sizes = {
+        "the vocabulary": (len(vocabulary), description.vocab_size),
+        "the source vocabulary": (vocabulary.source_size, description.source_vocab_size),
+    }
+    for whose, (found, wanted) in sizes.items():
+        if found != wanted:
+            raise RunError(f"{folder}: {whose} has {found} pieces, the model {wanted}")
     return model, description, vocabulary

@@ -278,29 +278,34 @@ class Recorder:
         self.recorded.clear()
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        if key in self.recorded:
+        if not self.on_gpu:
+            function()
+        elif key in self.recorded:
             self.recorded[key].replay()
-        elif not self.on_gpu or key not in self.seen:  # the first call warms up what must not be recorded
+        elif key not in self.seen:  # the first call warms up what must not be recorded
             self.seen.add(key)
             function()
         else:
-            if len(self.recorded) >= MOST_RECORDED:
-                self.forget()
-            graph = torch.cuda.CUDAGraph()
-            pool = next(iter(self.recorded.values())).pool() if self.recorded else None
-            try:
-                # Other threads go on meanwhile: NCCL's, and the one that pins batches for training.
-                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                    function()
-            except RuntimeError as error:  # slower, and as right: nothing was done yet
-                reason = str(error).splitlines()[0]
-                log.warning("this GPU does not record steps (%s); they are launched one by one", reason)
-                self.on_gpu = False
-                self.forget()
+            self.record(key, function)
+
+    def record(self, key: Hashable, function: Callable[[], None]) -> None:
+        if len(self.recorded) >= MOST_RECORDED:
+            self.forget()
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.recorded.values())).pool() if self.recorded else None
+        try:
+            # Other threads go on meanwhile: NCCL's, and the one that pins batches for training.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 function()
-                return
-            self.recorded[key] = graph
-            graph.replay()
+        except RuntimeError as error:  # slower, and as right: nothing was done yet
+            reason = str(error).splitlines()[0]
+            log.warning("this GPU does not record steps (%s); they are launched one by one", reason)
+            self.on_gpu = False
+            self.forget()
+            function()
+            return
+        self.recorded[key] = graph
+        graph.replay()
 
 
 def in_precision(model: Transformer, dtype: torch.dtype) -> Transformer:
