@@ -85,12 +85,11 @@ def step(
 @app.command()
 def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
     """The bytes of a checkpoint by part."""
-    from dragoman.cli.forecast import configured, trainable
+    from dragoman.cli.forecast import configured, parameters
     from dragoman.model import size
 
     config = load_config(run_file, overrides)
-    pieces = configured(config)
-    count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
+    count, learning = parameters(config, configured(config))
     averaged = config.train.average_decay > 0
     parts = {"weights, fp32": count, "Adam's first moment, fp32": learning, "Adam's second moment, fp32": learning}
     parts |= {"average of weights, fp32": count} if averaged else {}

@@ -36,10 +36,11 @@ def configured(config: Config) -> tuple[int, int]:
     return config.subwords.vocab_size, 0 if config.subwords.joint else config.subwords.vocab_size
 
 
-def trainable(config: Config, pieces: tuple[int, int]) -> int:
-    """Parameters that learn, as the trainer counts them; `pieces` as of `vocabulary`."""
+def parameters(config: Config, pieces: tuple[int, int]) -> tuple[int, int]:
+    """All of the model, and those that learn, as the trainer counts them; `pieces` as of `vocabulary`."""
+    count = size.parameters(config.model, sum(pieces))
     if not config.train.freeze:
-        return size.parameters(config.model, sum(pieces))
+        return count, count
     import torch
 
     from dragoman.model.transformer import Transformer
@@ -48,7 +49,7 @@ def trainable(config: Config, pieces: tuple[int, int]) -> int:
     with torch.device("meta"):
         model = Transformer(config.model, *pieces)
     start.freeze(model, config.train.freeze)
-    return facts.trainable(model)
+    return count, facts.trainable(model)
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,12 @@ def setting_of(
 ) -> plan.Setting:
     """`fitting`: what train.tokens_per_gpu = "auto" has come to; otherwise everything at once."""
     pieces, train = vocabulary(config), config.train
-    vocab, learning = sum(pieces), trainable(config, pieces)
+    count, learning = parameters(config, pieces)
     at_once = fitting or train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
         parameters=learning,
-        frozen=size.parameters(config.model, vocab) - learning,
-        gathered_once=vocab * config.model.d_model,
+        frozen=count - learning,
+        gathered_once=sum(pieces) * config.model.d_model,
         hosts=hosts,
         ranks_per_host=gpus,
         compute_seconds=seconds,

@@ -138,12 +138,11 @@ def doctor(
 ) -> None:
     """Look at hosts and the network between them before a run: what is wrong, and what to do. Exit code 0: go; 1: no."""
     config = load_config(run_file, overrides)
-    from dragoman.cli.forecast import trainable, vocabulary
+    from dragoman.cli.forecast import parameters, vocabulary
     from dragoman.model import size
     from dragoman.parallel.doctor import examine
 
-    pieces = vocabulary(config)
-    count, learning = size.parameters(config.model, sum(pieces)), trainable(config, pieces)
+    count, learning = parameters(config, vocabulary(config))
     checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0, trainable=learning)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
     checkpoint += own_bytes(config.parallel, [ranks for _, ranks in cluster.hosts], learning)
