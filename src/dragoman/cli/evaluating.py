@@ -63,14 +63,15 @@ def evaluate(
         raise RunError(f"--html is a page about one model; {len(chosen) + bool(average)} were named")
     if html:
         runs.check_place(html)
-    for model in models if average else []:
+    of_means = models if average else []
+    for model in of_means:
         choose(runs.RunFolder(model), None, average)  # refused now, not after the others were evaluated
     results: list[dict[str, Any]] = []
     try:
         with progress.shown() as shown:
             for each in chosen:
                 results.append(stages.evaluate(each, html=html, progress=shown, **options))
-            for model in models if average else []:
+            for model in of_means:
                 results.append(averaged(model, average or 0, options | {"progress": shown}))
     finally:  # what is known is told, whatever happened to the next one
         tell.scores(results)

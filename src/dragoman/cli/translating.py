@@ -90,19 +90,20 @@ def translate(
     }  # fmt: skip
     as_json = n_best > 1 or scores or alignments
     folder = find_model(model)  # once: while a run trains its best checkpoint may become another one
+    if texts is None:
+        translator = Translator.read(folder, **opening)
+        converse(translator, translator.request(**asked), options, as_json)
+        return
     together = processes or crew.usual_number(folder, device, engine)
     if sample and together > 1 and takes_ctranslate2(folder, **opening):
         together = 1  # which of several gets which lines is chance, and each goes on drawing where it was
-    if texts is not None and together > 1 and len(texts) > together:
+    if len(texts) > together > 1:
         request = request_for(read_description(folder).translate, **asked)
         with progress.shown() as shown:
             found = crew.search_together(together, folder, opening, texts, request, options, shown)
     else:
         translator = Translator.read(folder, **opening)
         request = translator.request(**asked)
-        if texts is None:
-            converse(translator, request, options, as_json)
-            return
         with progress.shown() as shown:
             found = translator.search(texts, request, progress=shown, **options)
     write(told(texts, found, as_json), output)
