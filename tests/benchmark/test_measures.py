@@ -224,7 +224,7 @@ def test_kinds_of_kernels(kernel, kind):
 
 def test_stretches_around_kernels_are_not_kernels():
     for key in ("Torch-Compiled Region: 0/0", "Optimizer.step#Adam.step", "## Call CompiledFxGraph f ##"):
-        assert kernels.is_annotation(SimpleNamespace(key=key))
+        assert kernels.is_annotation(SimpleNamespace(key=key, is_user_annotation=None))
     assert kernels.is_annotation(SimpleNamespace(key="mine", is_user_annotation=True))
     assert not kernels.is_annotation(SimpleNamespace(key="nvjet_tst_256x128", is_user_annotation=None))
 

@@ -45,7 +45,7 @@ def profile(update: Callable[[Step], object], steps: Iterable[Step], device: tor
 
 def is_annotation(event: Any) -> bool:
     """A named stretch of the GPU's time, around kernels that are counted themselves."""
-    return bool(getattr(event, "is_user_annotation", False)) or event.key.startswith(ANNOTATIONS)
+    return bool(event.is_user_annotation) or event.key.startswith(ANNOTATIONS)
 
 
 def summary(events: list[tuple[str, float, int]], steps: int) -> dict[str, Any]:

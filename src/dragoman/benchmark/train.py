@@ -98,8 +98,8 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 def summary(rows: list[runs.Row], warmup: int, started: float) -> figures.Figures:
     """All tokens after the warm-up by all the time from its last row to the last one, whatever happened in it. Phases are means
-    over the steps, so that they and what lies between two rows add up to a step. The first step took what the first row
-    took, less the others in it."""
+    over the steps, so that they and what lies between two rows add up to a step. The time of the first step is that of the first
+    row without its other steps."""
     before = [row for row in rows if row["step"] <= warmup][-1]
     after = [row for row in rows if row["step"] > warmup]
     steps, seconds = after[-1]["step"] - before["step"], after[-1]["time"] - before["time"]
