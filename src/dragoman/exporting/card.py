@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman import __version__, runs
 from dragoman.config import recorded_config
+from dragoman.data.corpus import PARTS
 from dragoman.errors import DragomanError
 from dragoman.model.folder import read_description
 
@@ -90,25 +91,21 @@ def made_of(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[
         source = origin.get("imported_from")
         told = f"Imported from `{source}`." if source else "Its run was not at hand when this was written."
         return ["## Origin", "", told, ""]
-    data, machine = read(run.data), read(run.environment)
-    lines = ["## Data", ""]
-    for part in ("train", "valid", "test"):
-        if part in data:
-            facts = data[part]
-            size = (facts["source_bytes"] + facts["target_bytes"]) / 1e6
-            dropped = sum(facts.get("dropped", {}).values())
-            lines.append(
-                f"- {part}: {facts['pairs']:,} pairs, {size:,.1f} MB, {facts['target_tokens']:,} target tokens, {dropped:,} dropped"
-            )
+    data, machine, train = read(run.data), read(run.environment), config.train
     names = [corpus.name for corpus in config.data.corpora] or [config.data.train_source or config.data.corpus]
-    lines += [f"- corpora: {', '.join(names)}", f"- digest: `{data.get('digest', '')[:16]}`", ""]
-    lines += ["## Training", ""]
-    if config.train.start_from:
-        lines.append(f"- started from `{config.train.start_from}`")
     averaged = origin.get("averaged_steps")
-    step = f"mean of steps {averaged}" if averaged else f"step {runs.step_of(folder):,} of {config.train.max_steps:,}"
-    lines += [
-        f"- {step}, {config.train.batch_tokens:,} target slots a step, {config.train.optimizer}, {config.schedule.policy} schedule",
+    step = f"mean of steps {averaged}" if averaged else f"step {runs.step_of(folder):,} of {train.max_steps:,}"
+    return [
+        "## Data",
+        "",
+        *(part_line(part, data[part]) for part in PARTS if part in data),
+        f"- corpora: {', '.join(names)}",
+        f"- digest: `{data.get('digest', '')[:16]}`",
+        "",
+        "## Training",
+        "",
+        *([f"- started from `{train.start_from}`"] if train.start_from else []),
+        f"- {step}, {train.batch_tokens:,} target slots a step, {train.optimizer}, {config.schedule.policy} schedule",
         f"- {machine.get('world_size')} x {machine.get('device_name')}, {machine.get('precision')}, {machine.get('started')}",
         "",
         "```sh",
@@ -117,7 +114,12 @@ def made_of(run: runs.RunFolder | None, folder: Path, origin: runs.Row) -> list[
         "```",
         "",
     ]
-    return lines
+
+
+def part_line(part: str, facts: runs.Row) -> str:
+    size = (facts["source_bytes"] + facts["target_bytes"]) / 1e6
+    dropped = sum(facts.get("dropped", {}).values())
+    return f"- {part}: {facts['pairs']:,} pairs, {size:,.1f} MB, {facts['target_tokens']:,} target tokens, {dropped:,} dropped"
 
 
 def before(path: Path) -> tuple[list[str], list[str]]:
@@ -142,13 +144,13 @@ def text_of(path: Path) -> str:
 
 
 def scores(
-    run: runs.RunFolder | None, folder: Path, origin: runs.Row, before: list[str], *, rounded: bool
+    run: runs.RunFolder | None, folder: Path, origin: runs.Row, earlier: list[str], *, rounded: bool
 ) -> list[str]:
     """Those of an earlier card, of training, and what `dragoman evaluate` found; a model without a run keeps that itself. All are
     of the model as it was trained, which is said where its weights are `rounded` now."""
     found = origin.get("scores", {}).items()
     rows = [
-        *filter(None, before),
+        *filter(None, earlier),
         *(f"| validation | {name} | {score:.2f} | while training |" for name, score in found),
     ]
     for entry in read((run or runs.RunFolder(folder)).scores):

@@ -22,7 +22,6 @@ from sentencepiece import sentencepiece_model_pb2 as pieces_format
 from torch import Tensor
 
 from dragoman import runs
-from dragoman.config import Config
 from dragoman.config.load import check
 from dragoman.config.schema import Model, Translate
 from dragoman.data.subwords import BOS, EOS, LANGUAGE, PAD, UNK, Vocabulary
@@ -37,11 +36,18 @@ from dragoman.translate.models import read_whole
 POSITIONS = 1024
 SPECIAL = {PAD: "<pad>", EOS: "</s>", BOS: "<s>", UNK: "<unk>"}
 MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS, "decoder_start_token_id": BOS}
-SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")  # names of the one matrix
-APART = (
-    ("model.decoder.embed_tokens.weight", "lm_head.weight"),
-    ("model.encoder.embed_tokens.weight",),
-)  # target, source
+# What the matrix of embeddings may be called: the one of both sides, or where each has its own that of the target or the source.
+SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")
+OF_TARGET = ("model.decoder.embed_tokens.weight", "lm_head.weight")
+OF_SOURCE = ("model.encoder.embed_tokens.weight",)
+ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish"}  # theirs, and ours
+SHAPE = {
+    "d_model": "d_model",
+    "heads": "encoder_attention_heads",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "d_ff": "encoder_ffn_dim",
+}  # our keys, and theirs
 POSITION_NAMES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -89,7 +95,7 @@ def their_tensors(model: Transformer) -> dict[str, Tensor]:
     bias = torch.zeros(len(model.embedding.weight)) if model.output_bias is None else model.output_bias
     found = {"final_logits_bias": bias[None].clone(), **{name: table.clone() for name in POSITION_NAMES}}
     if model.source_embedding:
-        found |= {APART[0][0]: model.embedding.weight, APART[1][0]: model.source_embedding.weight}
+        found |= {OF_TARGET[0]: model.embedding.weight, OF_SOURCE[0]: model.source_embedding.weight}
     else:
         found[SHARED[0]] = model.embedding.weight
     for mine, theirs in names(model.section):
@@ -189,47 +195,38 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def our_section(config: dict[str, Any], folder: Path) -> Model:
     """Refuses, in one line with all reasons, what our model cannot be."""
-    kind = config.get("model_type")
-    expected = {
-        "scale_embedding": True,
-        "tie_word_embeddings": True,
-        "normalize_embedding": False,
-    }
-    wrong = [f"{key} = {config[key]}" for key, value in expected.items() if config.get(key, value) != value]
-    if kind not in ("marian", "pegasus"):
-        wrong.insert(0, f"model_type = {kind!r} (marian and pegasus can be)")
-    elif kind == "marian":
-        wrong += [f"{key} = true" for key in ("normalize_before", "add_final_layer_norm") if config.get(key)]
-    elif not shares(config):
-        wrong.append("share_encoder_decoder_embeddings = False (of Marian only)")
-    activation: Any = {"silu": "swish"}.get(config.get("activation_function", ""), config.get("activation_function"))
-    if activation not in ("relu", "swish"):
-        wrong.append(f"activation_function = {activation!r}")
-    shape = {
-        "d_model": "d_model",
-        "heads": "encoder_attention_heads",
-        "encoder_layers": "encoder_layers",
-        "decoder_layers": "decoder_layers",
-        "d_ff": "encoder_ffn_dim",
-    }
-    wrong += [f"{key} is missing" for key in shape.values() if key not in config]
-    found = {
-        **{ours: config[theirs] for ours, theirs in shape.items() if theirs in config},
-        "dropout": config.get("dropout", 0.1),
-        "attention_dropout": config.get("attention_dropout", 0.0),
-        "relu_dropout": config.get("activation_dropout", 0.0),
-        "style": "marian" if kind == "marian" else "tensor2tensor",
-        "activation": activation,
-    }
-    wrong += [
-        f"different {key}: {config.get(f'encoder_{key}')} and {config.get(f'decoder_{key}')}"
-        for key in ("attention_heads", "ffn_dim")
-        if config.get(f"encoder_{key}") != config.get(f"decoder_{key}")
-    ]
-    checked, problems = check({"model": found}) if not wrong else (Config(), [])
-    if wrong or problems:
-        raise RunError(f"{folder}: cannot be imported: {'; '.join([*wrong, *problems])}")
+    wrong = reasons_against(config)
+    if not wrong:
+        found = {
+            **{ours: config[theirs] for ours, theirs in SHAPE.items()},
+            "dropout": config.get("dropout", 0.1),
+            "attention_dropout": config.get("attention_dropout", 0.0),
+            "relu_dropout": config.get("activation_dropout", 0.0),
+            "style": "marian" if config["model_type"] == "marian" else "tensor2tensor",
+            "activation": ACTIVATIONS[config["activation_function"]],
+        }
+        checked, wrong = check({"model": found})
+    if wrong:
+        raise RunError(f"{folder}: cannot be imported: {'; '.join(wrong)}")
     return checked.model
+
+
+def reasons_against(config: dict[str, Any]) -> list[str]:
+    kind, activation = config.get("model_type"), config.get("activation_function")
+    wrong = [] if kind in ("marian", "pegasus") else [f"model_type = {kind!r} (marian and pegasus can be)"]
+    expected = {"scale_embedding": True, "tie_word_embeddings": True, "normalize_embedding": False}
+    wrong += [f"{key} = {config[key]}" for key, value in expected.items() if config.get(key, value) != value]
+    if kind == "marian":
+        wrong += [f"{key} = true" for key in ("normalize_before", "add_final_layer_norm") if config.get(key)]
+    if kind == "pegasus" and not shares(config):
+        wrong.append("share_encoder_decoder_embeddings = False (of Marian only)")
+    if activation not in ACTIVATIONS:
+        wrong.append(f"activation_function = {activation!r}")
+    wrong += [f"{key} is missing" for key in SHAPE.values() if key not in config]
+    for key in ("attention_heads", "ffn_dim"):
+        encoder, decoder = config.get(f"encoder_{key}"), config.get(f"decoder_{key}")
+        wrong += [f"different {key}: {encoder} and {decoder}"] if encoder != decoder else []
+    return wrong
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -301,8 +298,8 @@ def our_tensors(
             raise RunError(f"{folder}: has no tensor {name}")
         return theirs[name]
 
-    def rows_of(names: tuple[str, ...], pieces: Pieces) -> Tensor:
-        name = next((name for name in names if name in theirs), names[0])
+    def rows_of(possible: tuple[str, ...], pieces: Pieces) -> Tensor:
+        name = next((name for name in possible if name in theirs), possible[0])
         beyond = [number for number in pieces.numbers if not 0 <= number < len(take(name))]
         if beyond:
             raise RunError(
@@ -310,9 +307,9 @@ def our_tensors(
             )
         return take(name)[torch.tensor(pieces.numbers)]
 
-    found = {"embedding.weight": rows_of(APART[0] if source else SHARED, target)}
+    found = {"embedding.weight": rows_of(OF_TARGET if source else SHARED, target)}
     if source:
-        found["source_embedding.weight"] = rows_of(APART[1], source)
+        found["source_embedding.weight"] = rows_of(OF_SOURCE, source)
     for mine, parts in names(section):
         found[f"{mine}.weight"] = torch.cat([take(f"{name}.weight") for name in parts])
         bias = torch.cat([take(f"{name}.bias") for name in parts])
