@@ -90,7 +90,7 @@ def compare(
     }
 
 
-def surface(name: str, translations: list[str], references: list[str], tokenize: str | None = None) -> Score:
+def surface(name: str, translations: list[str], references: list[str], tokenize: str | None) -> Score:
     metric = metric_of(name, tokenize)
     result = metric.corpus_score(translations, [references])
     return {"score": round(result.score, 4), "signature": str(metric.get_signature())}
