@@ -54,17 +54,17 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
         ),
     ),
     "base": (
-        420,
+        600,
         script(
-            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "--peers",
-            "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "8", "--batches", "40",
+            "peers.py", *RESIDUAL, "--data", DATA, "--tokens", "32768", "65536", "131072", "--own-tokens", "131072",
+            "--multiples", "1", "--peers", "dragoman-fp8", "dragoman", "marian-compiled", "marian", "--seconds", "15", "--batches", "200",
         ),
     ),
     "big": (
         720,
         script(
             "peers.py", "--preset", "transformer-big", "model.dropout=0.1", *RESIDUAL, *NARROW,
-            "--data", DATA, "--tokens", "65536", "--own-tokens", "131072", "262144", "--peers",
+            "--data", DATA, "--tokens", "65536", "131072", "--multiples", "1", "--own-tokens", "131072", "262144", "--peers",
             "dragoman-fp8", "dragoman", "marian-compiled", "--seconds", "26", "--batches", "60",
         ),
     ),
@@ -89,7 +89,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
         900,
         script(
             "marian.py", "recipes/english-german.toml", "schedule.learning_rate=0.0007", "schedule.warmup_steps=1500",
-            "--minutes", "9", "--tokens", "65536", "--multiple", "1", "--batch-sentences", "2048",
+            "--minutes", "9", "--tokens", "65536", "--multiple", "8", "--batch-sentences", "2048", "--evaluate-every", "180",
             *(word for name in SETS for word in ("--valid", f"{name}={CORPORA}/{name}.en,{CORPORA}/{name}.de")),
         ),
     ),

@@ -24,7 +24,7 @@ import border
 import numpy as np
 import psutil
 import torch
-from padded import Padded, arithmetic, groups, padded, smoothed_loss, update
+from padded import Padded, arithmetic, groups, padded, precision_of, smoothed_loss, update
 from torch import Tensor, nn
 
 from dragoman.config import Config, load_config
@@ -290,7 +290,7 @@ def figures(
         "transformers": require_extra("transformers", "bench", "the Marian peer").__version__,
         "torch": str(torch.__version__),
         "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu",
-        "precision": training.config.train.precision,
+        "precision": precision_of(training.config, training.device),
         "compile": options.compile,
         "tokens": options.tokens,
         "multiple": options.multiple,

@@ -5,7 +5,7 @@ Also `Plain`, the Transformer that one writes first. The scripts beside this fil
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -114,13 +114,17 @@ class Plain(nn.Module):
         return smoothed_loss(hidden @ self.embedding.weight.t(), target_out, self.smoothing)
 
 
-def arithmetic(config: Config, device: torch.device) -> AbstractContextManager[object]:
+def precision_of(config: Config, device: torch.device) -> str:
     """As dragoman has it, but bf16 where that has fp8, which is its own, or fp16, which wants its loss scaled; on a CPU fp32."""
     if device.type != "cuda":
-        return nullcontext()
+        return "fp32"
     name = resolve(config.train.precision, device)
     has_bf16 = torch.cuda.get_device_capability(device) >= NEEDS["bf16"]
-    return arithmetic_of("bf16" if name in AUTOCAST and has_bf16 else name, device)()
+    return "bf16" if name in AUTOCAST and has_bf16 else name
+
+
+def arithmetic(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    return arithmetic_of(precision_of(config, device), device)()
 
 
 def update(module: nn.Module, optimizer: torch.optim.Optimizer, config: Config, batch: Padded) -> Tensor:

@@ -1,4 +1,5 @@
-"""Training speed against others, on one device: same model shape, same sentences, same optimizer and arithmetic.
+"""Training speed against others, on one device: same model shape, same sentences, same optimizer and arithmetic (on a
+CPU fp32).
 
     python bench/peers.py [section.key=value ...] [--preset transformer-base] [--data FOLDER] [--tokens 8192 16384 32768]
 
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 import border
 import torch
 from marian import MarianLoss, build
-from padded import Padded, Plain, sample, update
+from padded import Padded, Plain, precision_of, sample, update
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -142,9 +143,12 @@ def main() -> None:
     if options.data:
         config = changed(config, data={"folder": options.data})
     mesh = Mesh(0, 1, 0, pick_device(config.train.device))
+    if mesh.device.type == "cpu":
+        config = changed(config, train={"precision": "fp32"})  # as the others have it; bench/cpu.py has bf16 too
+    given = {"preset": options.preset, "overrides": options.overrides, "precision": precision_of(config, mesh.device)}
     with opened(config, mesh) as (data, _):
         speeds = {name: speeds_of(name, config, data, options) for name in options.peers}
-        facts = {"bench": "peers", "preset": options.preset, **circumstances(mesh, data), "transformers": installed()}
+        facts = {"bench": "peers", **given, **circumstances(mesh, data), "transformers": installed()}
     best = {name: fastest(by_size) for name, by_size in speeds.items() if by_size}
     tell(speeds, best)
     print(json.dumps(facts | results(speeds, best)))

@@ -113,7 +113,8 @@ packings = st.builds(
 @settings(max_examples=100, deadline=None)
 def test_every_epoch_has_every_pair_once_in_two_shapes(lengths, packing, rows):
     is_wide = np.zeros(len(lengths), bool)
-    is_wide[LongPairs(*np.array(lengths).T, packing, rows).pairs] = True
+    wide_rows = Share(rows, 0, 1, rows).widened(packing).rows
+    is_wide[LongPairs(*np.array(lengths).T, packing, wide_rows).pairs] = True
     assert is_wide[np.array(lengths).max(axis=1) > packing.width].all()
     seen = {packing.width: [], packing.wide_width: []}
     shapes = set()

@@ -154,7 +154,10 @@ def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     for kind in ("buckets", "agreements"):
         assert tried[0][kind].keys() == plan.BYTES.keys(), "tried out on this machine, for every wire"
         assert all(seconds > 0 for seconds in tried[0][kind].values())
-    assert tried[0]["inside"] == 0 < tried[1]["inside"], "two processes of a host exchange something among themselves"
+    assert tried[0]["leaders"] == {}, "nobody else is on the host"
+    assert tried[1]["leaders"].keys() == plan.BYTES.keys(), (
+        "two processes of a host exchange something among themselves"
+    )
     assert seconds[1] == pytest.approx(seconds[0] / 2)
     assert isinstance(planned(str(tmp_path / "nothing")), DragomanError)
     other = planned(str(tmp_path / "run"), "model.d_ff=128", "model.dropout=0.3")

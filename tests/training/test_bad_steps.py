@@ -236,6 +236,17 @@ def test_a_loss_that_explodes_and_stays_takes_the_run_back_to_before_it(judge):
     assert judge.before(1000) == 1000, "the one that did not help is not taken again"
 
 
+def test_what_is_usual_is_the_same_after_a_resume():
+    """A row in which half of what was learnt is forgotten is not usual, whoever saw it."""
+    rows = [(3.0, 1.0)] * 20 + [(9.0, 70.0), (9.0, 80.0)] + [(3.0, 1.1)] * 25
+    straight, resumed = Judge(32_768, one_mixture=True), Judge(32_768, one_mixture=True)
+    for number, (loss, norm) in enumerate(rows):
+        straight.look(row(loss, norm=norm), 100 * number)
+    resumed.learn(rows)
+    assert resumed.norm_limit == straight.norm_limit == pytest.approx(110.0)
+    assert resumed.loss_limit == straight.loss_limit
+
+
 def test_nothing_is_said_before_it_is_known_what_is_usual():
     fresh = Judge(400, one_mixture=True)
     assert fresh.norm_limit > 1e38

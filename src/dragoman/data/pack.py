@@ -9,13 +9,14 @@ A window is packed by itself, so a position in the stream is a few small numbers
 one window: no batch is skipped over, however far a run has come. The stream does not depend on the number of ranks.
 
 Pairs that do not fit such a row are kept out of the stream. They are packed into wider rows, which fill steps of their
-own, spread over the epoch: two shapes in all. Two long pairs seldom fit one row, so short ones, drawn once by chance, keep them
-company and are kept out of the stream as well. All of them are looked for and packed at every start, which takes time in
-proportion to all pairs and to the long ones.
+own, spread over the epoch: two shapes in all. Two long pairs seldom fit one row, and their rows seldom make whole steps, so
+short pairs, drawn once by chance, keep them company and are kept out of the stream as well. All of them are looked for and
+packed at every start, which takes time in proportion to all pairs and to the long ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -29,7 +30,7 @@ Row = list[int]  # indices of the pairs in one row
 Lengths = Any  # of all pairs: an array, or something that looks up those of the pairs that it is asked for
 
 PACKER = 3  # raised whenever the same settings give another stream: a position in the old one means other rows
-WIDE_PACKER = 4  # the same, where there are wide rows
+WIDE_PACKER = 5  # the same, where there are wide rows
 SCANNED = 1 << 18  # pairs whose lengths are looked at together
 SAMPLE = 1000  # pairs that say how long short ones are
 LOOK_AT = 64  # rows of equal free space that are tried before the next emptier ones
@@ -184,13 +185,19 @@ class LongPairs:
         corpora = mixture or (Corpus(len(source_lengths)),)
         long = packing.long_pairs(*self.lengths)
         shorts = AllBut(len(source_lengths), long)
+        starts = [0, *(corpus.end for corpus in corpora[:-1])]
+        parts = [slice(start, corpus.end) for start, corpus in zip(starts, corpora, strict=True)]
+        own = [long[slice(*np.searchsorted(long, (part.start, part.stop)))] for part in parts]
+        counts = row_counts([len(self.packed(pairs)) for pairs in own], corpora, rows_per_step)
         self.rows: list[Row] = []
         shares: list[Corpus] = []
-        for start, corpus in zip((0, *(each.end for each in corpora)), corpora, strict=False):
-            first, behind = np.searchsorted(long, (start, corpus.end)).tolist()
-            own = shorts.below(start), shorts.below(corpus.end)
-            rows = self.filled_up(long[first:behind], shorts, *own, corpus.times)
-            self.rows += rows
+        for part, pairs, count, corpus in zip(parts, own, counts, corpora, strict=True):
+            # Where the mixture says less than a row, every epoch has one all the same: short pairs would come too often in it.
+            often = corpus.times * count >= 1
+            drawn = np.concatenate([pairs, self.companions(pairs, shorts, part, count)]) if often else pairs
+            # Long pairs come first, so the first rows are theirs; whoever found no room in so many stays where it was.
+            rows = self.packed(drawn)[:count]
+            self.rows += [drawn[row].tolist() for row in rows]
             least = 1 / len(rows) if rows and corpus.times else 0.0
             shares.append(Corpus(len(self.rows), max(corpus.times, least)))
         self.pairs = np.sort(np.fromiter(chain.from_iterable(self.rows), np.int64))
@@ -204,21 +211,10 @@ class LongPairs:
         # About: packing them all would take too long.
         self.narrow_rows = max(1, int(share * max(tokens)) // packing.width)
 
-    def filled_up(self, long: Ints, shorts: AllBut, start: int, end: int, times: float) -> list[Row]:
-        """Rows of the long pairs of a corpus; its short ones, number `start` to `end` among all, keep them company where there is room.
-        An epoch has at least one row of every corpus, even where the mixture says less: then short pairs would come too often in it,
-        and there are none."""
-        rows = self.packed(long)
-        if times * len(rows) >= 1:
-            free = [len(rows) * self.packing.wide_width - int(side[long].sum()) for side in self.lengths]
-            drawn = np.concatenate([long, self.companions(shorts, start, end, free)])
-            # Long pairs come first, so these are the rows that they begin; whoever found no room in them stays where it was.
-            rows, long = self.packed(drawn)[: len(rows)], drawn
-        return [long[row].tolist() for row in rows]
-
-    def companions(self, shorts: AllBut, start: int, end: int, free: list[int]) -> Ints:
-        """As many as fill so many slots of both sides, half of all at most. They are drawn by chance, so that steps have short pairs
-        of all lengths, and are the same at every start."""
+    def companions(self, long: Ints, shorts: AllBut, part: slice, rows: int) -> Ints:
+        """Short pairs of the same part of the corpora: as many as fill so many rows beside the long ones, half of all at most. They
+        are drawn by chance, so that steps have short pairs of all lengths, and are the same at every start."""
+        start, end = shorts.below(part.start), shorts.below(part.stop)
         count = end - start
 
         def drawn(most: int) -> Ints:
@@ -227,6 +223,7 @@ class LongPairs:
         few = drawn(SAMPLE)
         if not len(few):
             return few
+        free = [rows * self.packing.wide_width - int(side[long].sum()) for side in self.lengths]
         return drawn(min(int(slots / side[few].mean()) for side, slots in zip(self.lengths, free, strict=True)))
 
     def packed(self, pairs: Ints) -> list[Row]:
@@ -256,3 +253,14 @@ class LongPairs:
             for step in range(first, self.steps_per_epoch):
                 yield [self.rows[row] for row in order[cuts[step] : cuts[step + 1]]]
             epoch, first = epoch + 1, 0
+
+
+def row_counts(needed: list[int], corpora: Mixture, rows_per_step: int) -> list[int]:
+    """Rows of every corpus, so many more than are needed that all steps of an epoch are full: one with few pairs would count as
+    much as any other."""
+    shares = [
+        max(1.0, corpus.times * count) for count, corpus in zip(needed, corpora, strict=True) if count and corpus.times
+    ]
+    steps = math.ceil(sum(shares) / rows_per_step)
+    more = steps * rows_per_step / sum(shares) if shares else 1.0
+    return [int(count * more + 1e-6) for count in needed]

@@ -36,13 +36,14 @@ class Judge:
         self.forgot = False  # not only skipped: the weights themselves are bad
 
     def learn(self, rows: Iterable[tuple[float, float]]) -> None:
-        """What was usual before this start: loss and longest gradient of some rows."""
+        """What was usual before this start, by loss and longest gradient of all rows: as if this one had seen them all."""
         self.losses.clear()
         self.norms.clear()
         self.forget_bad_rows()
         for loss, norm in rows:
-            self.losses.append(loss)
-            self.norms.append(norm)
+            if loss <= self.loss_limit:
+                self.losses.append(loss)
+                self.norms.append(norm)
 
     def forget_bad_rows(self) -> None:
         self.bad_steps = self.bad_rows = 0

@@ -59,6 +59,7 @@ def rows_that_fit(
         return all(survives(objective, arithmetic, *shape, has_moments=has_moments) for shape in shapes)
 
     rows = most_rows(share, fits)
+    torch.cuda.empty_cache()  # a trial that failed has let go of its own only now
     torch.cuda.reset_peak_memory_stats(arithmetic.device)  # trying filled it to the brim
     return rows
 

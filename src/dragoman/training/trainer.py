@@ -38,7 +38,7 @@ from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchang
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner, replicas, start
 from dragoman.training.average import Average
 from dragoman.training.data_check import DataCheck
-from dragoman.training.divergence import HISTORY, Judge
+from dragoman.training.divergence import Judge
 from dragoman.training.garbage import Aside
 from dragoman.training.logbook import Logbook
 from dragoman.training.precision import arithmetic_of
@@ -380,11 +380,11 @@ class Trainer:
         self.logbook.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
 
     def usual_rows(self) -> list[tuple[float, float]]:
-        """Loss and longest gradient of the last rows, as the main rank reads them."""
+        """Loss and longest gradient of all rows, as the main rank reads them."""
         rows = runs.read_rows(self.folder.metrics) if self.mesh.is_main else []
         train = [(row.get("loss"), row.get("largest_grad_norm")) for row in rows if row.get("kind") == "train"]
         known = [(loss, norm) for loss, norm in train if isinstance(loss, float) and isinstance(norm, float)]
-        return from_main(self.mesh, known[-HISTORY:])
+        return from_main(self.mesh, known)
 
     # --- memory ---
 

@@ -37,13 +37,15 @@ def validation_loss(
     sums = [torch.zeros((), device=mesh.device) for _ in range(2)]
     tokens = pairs = 0
     objective.eval()
-    for batch, batch_pairs in once(data, width, slots, mesh.rank, mesh.world):
-        with arithmetic():
-            loss, nll = objective(*batch.to(mesh.device).tensors())
-        sums = [sums[0] + loss, sums[1] + nll]
-        tokens += int((batch.target_segment > 0).sum())
-        pairs += batch_pairs
-    objective.train()
+    try:
+        for batch, batch_pairs in once(data, width, slots, mesh.rank, mesh.world):
+            with arithmetic():
+                loss, nll = objective(*batch.to(mesh.device).tensors())
+            sums = [sums[0] + loss, sums[1] + nll]
+            tokens += int((batch.target_segment > 0).sum())
+            pairs += batch_pairs
+    finally:
+        objective.train()  # when memory is full, what fits is tried as in training
     loss_sum, nll_sum, all_tokens, all_pairs = sum_over_ranks(mesh, [float(sums[0]), float(sums[1]), tokens, pairs])
     assert int(all_pairs) == len(data), f"validation saw {all_pairs} of {len(data)} pairs"
     nll_mean = nll_sum / all_tokens
