@@ -138,6 +138,19 @@ def test_a_bandwidth_that_is_none_is_refused(text):
         plan.parse_rate(text)
 
 
+def test_how_long_a_cpu_computes_is_not_guessed():
+    result = CliRunner().invoke(app, ["plan", "tiny", NOT_PREPARED, "train.device=cpu"])
+    assert "add --run, a run of this model on it, or --compute-seconds" in str(result.exception)
+
+
+def test_on_one_host_nothing_is_tried_out_for_nothing(monkeypatch):
+    monkeypatch.setattr(forecast, "work", lambda *given: pytest.fail("nothing of it would be planned"))
+    result = CliRunner().invoke(
+        app, ["plan", "tiny", NOT_PREPARED, "train.device=cpu", "--hosts", "1", "--gpus", "4", "--compute-seconds", "1"]
+    )
+    assert "what ranks of one host exchange is not planned" in result.stdout
+
+
 def test_the_command_takes_the_time_of_computing_from_a_run(prepared, tmp_path):
     config = tiny_config(prepared.folder, tmp_path / "run")
     train(config)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.data.encode import PreparedData
-from dragoman.errors import DataError, RunError
+from dragoman.errors import ConfigError, DataError, RunError
 from dragoman.model import size
 from dragoman.parallel import plan
 from dragoman.report import load_run
@@ -65,6 +65,9 @@ def computing(config: Config, ranks: int, run: Path | None, given: float | None,
     slots = config.train.batch_tokens
     if given:
         return Computing(given, "as given")
+    if run is None and config.train.device == "cpu":
+        told = "how long a CPU computes cannot be guessed: add --run, a run of this model on it, or --compute-seconds"
+        raise ConfigError([told], "dragoman plan")
     if run is None:
         work = size.flops(config.model, vocabulary(config)[0], FILL * slots, FILL * slots)
         guess = f"{USUAL_MFU:.0%} of {tflops:g} TFLOP/s a GPU, a guess"
@@ -132,7 +135,7 @@ def setting_of(
         micro_batches=-(-train.batch_tokens // (hosts * gpus * at_once)),
         inner_steps=config.parallel.inner_steps,
         fragments=config.parallel.fragments,
-        work=work(train.device, gpus, gpus),
+        work=work(train.device, gpus, gpus) if hosts > 1 else plan.Work(),
         gloo=train.device == "cpu",
     )
 
@@ -183,6 +186,10 @@ def tell(config: Config, setting: plan.Setting, source: str, bandwidth: str, tok
     console.print(
         "exact: the same updates as one process. sent: by each host in a step. exposed: not hidden behind computing"
     )
+    if setting.hosts == 1:
+        console.print(
+            "what ranks of one host exchange is not planned: GPUs hardly notice, on CPUs every step takes longer"
+        )
     console.print(f"time and cost of {tokens:,.0f} target tokens at {price:g} a GPU and hour")
     console.print(f'take parallel.strategy = "{best.strategy}"{wire}: {reason(setting, best, choices)}')
     told = [asdict(each) | spent for each, spent in zip(choices, expenses, strict=True)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from dragoman.config import Config
+from dragoman.config.schema import Checkpoint
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
@@ -18,13 +19,17 @@ from dragoman.parallel.plan import RARELY
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 MEASURED_SECONDS = 120.0  # at most, until a very slow link has taken all of it: no host is overloaded then
 SKEW_SECONDS = 1.0
-DISK_BYTES = 2 * 10**9  # that should be free beside some checkpoints
+DISK_BYTES = 10**9  # that should be free beside checkpoints: metrics, logs, translations
+STREAM_MBIT = 5000.0  # that one stream of bytes should reach, however much more the interface says
+LONG_SECONDS = 1.0  # for an exchange that is made at every step
 DISK_BYTES_PER_S = 50e6
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
 BY_NAME = "put it into DNS or into /etc/hosts there: torchrun and Slurm go by names, dragoman launch does not"
 LAST_LINES = 12  # of all ranks, that are shown when they fail
 NO_EXCHANGE = "name the network with --interface, compare the drivers of the hosts; NCCL_DEBUG=INFO, set on the hosts, has ranks say more"
+PLAN = "every step waits for what is left of it: dragoman plan"
+SLOW_LINK = "is something else using the link, or limiting it? dragoman plan says what that costs"
 NO_CUDA = 'install a torch with CUDA that its driver can run, or set train.device = "cpu"'
 
 
@@ -57,7 +62,7 @@ def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
     yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
     yield from same(fleet)
     for host in fleet.hosts:
-        yield from equipment(host, checkpoint_bytes)
+        yield from equipment(host, fleet.config.checkpoint, checkpoint_bytes)
     yield from shared(fleet)
     yield from names(fleet)
     yield from clocks(fleet)
@@ -83,7 +88,8 @@ def same(fleet: Fleet) -> Iterator[Finding]:
         yield Finding("warning", told, "use hosts of one kind")
 
 
-def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
+def equipment(host: Host, checkpoint: Checkpoint, checkpoint_bytes: int) -> Iterator[Finding]:
+    checkpoints = checkpoint.keep_last + checkpoint.keep_best + 1  # one more while it is written
     facts, gpus = host.facts, host.facts["gpus"]
     room, has = facts["usable_cores"], f"no GPU to use, {facts['usable_cores']} cores"
     if gpus:
@@ -97,9 +103,9 @@ def equipment(host: Host, checkpoint_bytes: int) -> Iterator[Finding]:
         return
     disk = facts["disk"]
     told = f"host {host.name}: {disk['free_bytes'] / 1e9:.1f} GB free where run.folder is, written at {disk['bytes_per_s'] / 1e6:.0f} MB/s"
-    needed = DISK_BYTES + 4 * checkpoint_bytes
+    needed = DISK_BYTES + checkpoints * checkpoint_bytes
     if disk["free_bytes"] < needed:
-        yield Finding("stop", told, f"make room: four checkpoints and some more need {needed / 1e9:.1f} GB")
+        yield Finding("stop", told, f"make room: {checkpoints} checkpoints and some more need {needed / 1e9:.1f} GB")
     elif disk["bytes_per_s"] < DISK_BYTES_PER_S:
         yield Finding("warning", told, "checkpoints will take long; choose a faster disk for run.folder")
     else:
@@ -161,8 +167,10 @@ def links(fleet: Fleet) -> Iterator[Finding]:
     """Between every two hosts, each way, one pair at a time: they share the wires."""
     if len(fleet.hosts) == 1:
         return
+    says: dict[str, float] = {}
     for host in fleet.hosts:
         mbit = host.ask("speed", interface=host.interface)["mbit"]
+        says[host.name] = mbit or 0.0
         said = f"says {mbit:,} Mbit/s" if mbit else "does not say its speed"
         reached = f"reached by all others at {host.address}, interface {host.interface}"
         yield Finding("ok", f"host {host.name}: {reached}, which {said}")
@@ -172,7 +180,16 @@ def links(fleet: Fleet) -> Iterator[Finding]:
         found = sender.ask("measure", MEASURED_SECONDS, **place, duration=MEASURE_SECONDS)
         way, trip = f"{sender.name} to {receiver.name}", 1e3 * found["round_trip_seconds"]
         rates[way] = found["bytes_per_s"] * 8 / 1e6
-        yield Finding("ok", f"{way}: {rates[way]:,.0f} Mbit/s, there and back {trip:.2f} ms")
+        told = f"{way}: {rates[way]:,.0f} Mbit/s, there and back {trip:.2f} ms"
+        if rates[way] < min(says[sender.name], says[receiver.name], STREAM_MBIT) / 2:
+            told += ", less than half of what both interfaces say"
+            yield Finding(
+                "warning",
+                told,
+                SLOW_LINK,
+            )
+        else:
+            yield Finding("ok", told)
     best = max(rates.values())
     for way, rate in rates.items():
         if rate < best / 2:
@@ -212,4 +229,8 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
         yield Finding("stop" if needed else "warning", told, "the network is too slow for ddp")
     elif seconds:
         told = f"an all-reduce of {size} takes {seconds:.3f} s; ddp hides what fits beside the backward pass"
-        yield Finding("ok", told)
+        if chosen.strategy not in RARELY and seconds > LONG_SECONDS:
+            remedy = f"{PLAN} --hosts {len(fleet.hosts)}, with the bandwidth above, says which strategy waits less"
+            yield Finding("warning", told, remedy)
+        else:
+            yield Finding("ok", told)
