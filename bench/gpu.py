@@ -1,6 +1,6 @@
 """The figures of transformer-base and transformer-big that need a GPU, one command after the other, each with a limit.
 
-    python bench/gpu.py                                         # at most 85 minutes, on one GPU
+    python bench/gpu.py                                         # at most 93 minutes, on one GPU
     python bench/gpu.py --only decode overhead --out figures    # some of them; what they printed lies in figures/NAME.txt
 
 Takes data/english-german as `dragoman prepare recipes/english-german.toml` leaves it, and the text of its validation set in
@@ -38,6 +38,10 @@ def script(name: str, *arguments: str) -> list[str]:
 
 COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is run
     "kernels": (90, [sys.executable, "tests/model/kernel_cases.py", "cuda"]),
+    "tests": (
+        480,
+        [sys.executable, "-m", "pytest", "tests/training", "tests/translate", "-k", "on_a_gpu or pinned or recorded or a_gpu_finds"],
+    ),
     "train": (600, [*OWN, "train", "recipes/english-german.toml", "train.precision=fp8", f"run.folder={RUN}"]),
     "decode": (
         300,

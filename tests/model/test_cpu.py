@@ -61,6 +61,32 @@ def test_two_layers_do_not_share_what_they_keep():
 
 
 @TYPES
+def test_adding_and_norming_with_dropout_is_that_of_its_mask(dtype):
+    """The seed of the mask comes from torch's generator: drawn again, it is the same."""
+    torch.manual_seed(1)
+    inputs = [random(4, 6, 32, dtype=torch.float32), random(4, 6, 32, dtype=dtype)]
+    inputs += [random(32, dtype=torch.float32), random(32, dtype=torch.float32)]
+
+    def same_mask(way):
+        torch.manual_seed(2)
+        return outputs_and_gradients(lambda *given: torch.cat([part.float() for part in way(*given)]), inputs)
+
+    def plainly(x, update, weight, bias):
+        return plain.add_norm(x, update.float() * cpu.keep_mask(x, 0.3), weight, bias, 1e-5, 0.0)
+
+    same(same_mask(lambda *given: cpu.add_norm(*given, 1e-5, 0.3)), same_mask(plainly), dtype)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_a_mask_keeps_the_mean_and_drops_as_many_as_it_should(dropout):
+    torch.manual_seed(1)
+    mask = cpu.keep_mask(torch.empty(500, 401), dropout)  # no multiple of four
+    assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - dropout)], rel=1e-4)
+    assert (mask == 0).float().mean().item() == pytest.approx(dropout, abs=0.005)
+    assert not torch.equal(mask, cpu.keep_mask(mask, dropout)), "another call drops others"
+
+
+@TYPES
 def test_attention(dtype):
     torch.manual_seed(1)
     query, key, value = (random(3, 2, 12, 8, dtype=dtype) for _ in range(3))

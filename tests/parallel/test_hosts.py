@@ -393,18 +393,18 @@ def test_gpus_and_drivers_of_two_kinds_are_warnings(told, gpu, warned):
     assert stops(found) == []
 
 
-def test_a_disk_without_room_for_four_checkpoints_is_no_go(told):
+def test_a_disk_without_room_for_the_checkpoints_that_are_kept_is_no_go(told):
     def verdict(free_bytes, checkpoint_bytes):
         told["b"] = {"look": lambda _: FACTS | {"disk": FACTS["disk"] | {"free_bytes": free_bytes}}}
-        config = load_config("tiny", ["train.device=cpu"])
+        config = load_config("tiny", ["train.device=cpu", "checkpoint.keep_last=7", "checkpoint.keep_best=2"])
         found = doctor.examine(hosts.Cluster(hosts.parse_hosts("a:2,b:2")), config, checkpoint_bytes, 0)
         return with_verdict("stop", found)
 
-    assert verdict(free_bytes=6 * 10**9, checkpoint_bytes=10**9) == []
-    assert verdict(free_bytes=6 * 10**9 - 1, checkpoint_bytes=10**9) == [
+    assert verdict(free_bytes=11 * 10**9, checkpoint_bytes=10**9) == []
+    assert verdict(free_bytes=11 * 10**9 - 1, checkpoint_bytes=10**9) == [
         (
-            "host b: 6.0 GB free where run.folder is, written at 1000 MB/s",
-            "make room: four checkpoints and some more need 6.0 GB",
+            "host b: 11.0 GB free where run.folder is, written at 1000 MB/s",
+            "make room: 10 checkpoints and some more need 11.0 GB",
         )
     ]
 
@@ -418,7 +418,9 @@ def test_an_interface_says_its_speed_or_does_not(told):
 
 def test_a_link_of_less_than_half_of_the_best_is_a_warning_and_trips_are_in_ms(told):
     remedy = "check cable, port and limits of both: the slowest link sets the pace"
-    told["b"] = {"measure": {"bytes_per_s": 0.5e8, "round_trip_seconds": 0.01234}}
+    for name in ("a", "b"):
+        told[name] = {"speed": {"mbit": None}}
+    told["b"]["measure"] = {"bytes_per_s": 0.5e8, "round_trip_seconds": 0.01234}
     found = findings()
     assert [each.text for each in found if "there and back" in each.text] == [
         "a to b: 800 Mbit/s, there and back 0.10 ms",
@@ -428,6 +430,30 @@ def test_a_link_of_less_than_half_of_the_best_is_a_warning_and_trips_are_in_ms(t
     told["b"]["measure"]["bytes_per_s"] -= 1
     warned = [("b to a has less than half of the 800 Mbit/s of the best", remedy)]
     assert with_verdict("warning", findings()) == warned
+
+
+@pytest.mark.parametrize(
+    ("says", "mbit", "slow"),
+    [(10_000, 20, True), (10_000, 2_600, False), (1_000, 499, True), (1_000, 501, False), (None, 20, False)],
+)
+def test_a_link_that_is_slower_than_its_interface_says_is_a_warning(told, says, mbit, slow):
+    """Beyond 5 Gbit/s one stream of bytes is no measure of a link."""
+    for name in ("a", "b"):
+        told[name] = {"speed": {"mbit": says}, "measure": {"bytes_per_s": mbit * 1e6 / 8, "round_trip_seconds": 1e-4}}
+    told_of = f"{mbit:,} Mbit/s, there and back 0.10 ms, less than half of what both interfaces say"
+    expected = [(f"{way}: {told_of}", doctor.SLOW_LINK) for way in ("a to b", "b to a")]
+    assert with_verdict("warning", findings()) == (expected if slow else [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "strategy", "slow"), [(2.5, "ddp", True), (0.9, "ddp", False), (2.5, "streaming", False)]
+)
+def test_an_exchange_that_takes_long_at_every_step_is_a_warning(told, seconds, strategy, slow):
+    for name in ("a", "b"):
+        told[name] = {"probed": [{"rank": 0, "line": f"seconds {seconds}"}, {"ended": 0, "attempt": 0}]}
+    last = findings(f"parallel.strategy={strategy}")[-1]
+    assert f"takes {seconds:.3f} s" in last.text
+    assert (last.verdict, last.remedy.startswith(doctor.PLAN)) == (("warning", True) if slow else ("ok", False))
 
 
 def test_a_link_that_takes_long_is_not_called_an_overloaded_host(told):
