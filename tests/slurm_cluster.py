@@ -12,12 +12,13 @@ from typing import IO
 from lab import Lab
 
 PATIENCE_SECONDS = 60.0
+# A job that is queued again waits until its credentials have expired, two minutes by default.
 CONFIGURATION = """
 ClusterName=lab
 SlurmctldHost=a({controller})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge
+AuthInfo=socket={folder}/munge,cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -26,10 +27,14 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
+SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -107,7 +112,8 @@ class SlurmCluster:
         return result.stdout.strip()
 
     def all_idle(self) -> bool:
-        return self.said("sinfo", "--noheader", "--Node", "--format=%t").split() == ["idle"] * len(self.lab.hosts)
+        words = ("sinfo", "--noheader", "--Node", "--partition=all", "--format=%t")
+        return self.said(*words).split() == ["idle"] * len(self.lab.hosts)
 
     def jobs(self) -> list[str]:
         """Numbers of those that wait or run."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -129,13 +130,15 @@ def test_whole_way_and_translate_keeps_lines(prepared, tmp_path):
 @pytest.mark.usefixtures("alone_with_ray")
 @pytest.mark.parametrize("launcher", [["--nproc", "1"], ["--nproc", "2"], ["--nproc", "2", "--engine", "ray"]])
 def test_a_signal_keeps_what_was_learnt(prepared, tmp_path, launcher):
-    """SIGTERM in the middle: a checkpoint long before the next row is due, a stop event, and a run that can be resumed."""
+    """SIGTERM in the middle: a checkpoint long before the next row is due, a stop event, and a run that can be resumed by the
+    command that is told."""
     config = tiny_config(prepared.folder, tmp_path / "run", "train.max_steps=100000", "train.log_every=100000")
     command = [sys.executable, "-m", "dragoman", "train", "tiny", *as_overrides(config), *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: started(tmp_path / "run"))
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=120)
+    assert f"next: {shlex.join(['dragoman', *command[3:], '--resume'])}\n" in out
     assert process.returncode == 128 + signal.SIGTERM, "what a scheduler takes for an end by its own signal"
     stop = runs.read_rows(tmp_path / "run" / "events.jsonl")[-1]
     assert (stop["event"], stop["reason"]) == ("stop", "terminated")

@@ -15,6 +15,7 @@ from dragoman.errors import TrainingError
 from dragoman.parallel import islands
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.sharded import Sharded
+from dragoman.parallel.strategy import Strategy
 
 PATIENCE = timedelta(seconds=7)
 
@@ -54,3 +55,11 @@ def test_islands_are_hosts_whose_ranks_follow_each_other(mesh, monkeypatch):
     with pytest.raises(TrainingError, match="--distribution=block"):
         islands.found(mesh, 0)
     assert islands.found(mesh, 2).ranks == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+def test_who_averages_over_all_ranks_does_not_ask_who_is_close(mesh, monkeypatch, wire):
+    placed(monkeypatch, 0, 0, 1, 1)
+    assert Strategy(Parallel(strategy="ddp", wire=wire, ranks_per_island=3), mesh).islands is None
+    with pytest.raises(TrainingError, match="--distribution=block"):
+        Strategy(Parallel(strategy="two_level", wire=wire), mesh)

@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -99,6 +100,34 @@ def test_on_ray_ranks_that_were_asked_to_stop_are_not_started_again(tmp_path, co
     with pytest.raises(RuntimeError) if again else nullcontext():
         cluster.tell_end(ray, Remote(desk), 0, 0, code, runs.RunFolder(tmp_path))
     assert desk.codes() == ([] if again else [ends])
+
+
+class Waiting:
+    """A trainer for whose ranks there is no room; with one, a rank asks for signals all the while and ends when there is one."""
+
+    def __init__(self, desk=None):
+        self.desk, self.over = desk, threading.Event()
+
+    def fit(self):
+        while not self.over.wait(0.01):
+            if self.desk and self.desk.received():
+                return self.desk.end(0, 128 + self.desk.signals[0])
+
+
+@pytest.mark.parametrize("runs_already", [True, False])
+def test_on_ray_a_stop_is_heard_though_no_rank_has_begun(monkeypatch, capsys, runs_already):
+    monkeypatch.setattr(cluster, "ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
+    desk, received = cluster.Desk(), []
+    trainer = Waiting(desk if runs_already else None)
+    stop = threading.Timer(3.0, received.append, [signal.SIGINT])
+    stop.start()
+    try:
+        code = cluster.run_ranks(SimpleNamespace(get=lambda answer: answer), Remote(desk), trainer, received)
+    finally:
+        trainer.over.set()
+    assert (code, desk.codes()) == (130, [130] if runs_already else [])
+    assert ("waits for room" in capsys.readouterr().out) is not runs_already
 
 
 WITHOUT = """

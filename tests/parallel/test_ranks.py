@@ -122,3 +122,39 @@ def test_a_rank_that_was_told_to_stop_before_it_listens_has_stopped(monkeypatch,
     finally:
         crew.end()
     assert found.code == 128 + signal.SIGTERM
+
+
+def test_ranks_that_began_before_another_could_not_are_ended(monkeypatch, tmp_path):
+    begun, start = [], ranks.Crew.start
+
+    def no_room_for_a_third(crew, local, *rest):
+        if local == 2:
+            raise BlockingIOError("Resource temporarily unavailable")
+        begun.append(start(crew, local, *rest))
+        return begun[-1]
+
+    monkeypatch.setattr(ranks, "be_rank", pretend.rank)
+    monkeypatch.setattr(ranks.Crew, "start", no_room_for_a_third)
+    with pytest.raises(BlockingIOError):
+        ranks.Crew(ranks.Place(0, 3, 3, "127.0.0.1", 1), ["wait", "wait", "wait", str(tmp_path)], 0)
+    codes = [process.exitcode for process in begun]
+    for process in begun:
+        process.kill()
+    assert codes == [-signal.SIGKILL] * 2
+
+
+def test_last_words_of_all_ranks_together_are_waited_for_so_long(monkeypatch, tmp_path):
+    """Where each has left a child behind that keeps its output open."""
+    now = [0.0]
+
+    class Endless:
+        def join(self, seconds):
+            now[0] += seconds
+
+    monkeypatch.setattr(ranks, "be_rank", pretend.rank)
+    crew = ranks.Crew(ranks.Place(0, 1, 1, "127.0.0.1", 1), ["nothing", str(tmp_path)], 0)
+    crew.processes[0].join()
+    crew.readers = [Endless() for _ in range(4)]
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
+    assert crew.look().code == 0
+    assert now[0] == ranks.LAST_WORDS_SECONDS

@@ -66,6 +66,16 @@ def fault_environment(text: str | None) -> dict[str, str]:
     return {fault.VARIABLE: text}
 
 
+COMMAND = "DRAGOMAN_COMMAND"
+
+
+def command_environment() -> dict[str, str]:
+    """What the first rank tells a user who has stopped it to go on with: what was given here, or to whoever came here (a job of
+    Slurm says its own)."""
+    again = [] if "--resume" in sys.argv else ["--resume"]
+    return {COMMAND: os.environ.get(COMMAND) or shlex.join(["dragoman", *sys.argv[1:], *again])}
+
+
 # What means nothing with --slurm, and what means nothing without it.
 NOT_SLURM = ("hosts", "simulate_fault", "port", "rsh")
 SLURM_ONLY = ("nodes", "tasks", "sbatch")
@@ -120,9 +130,8 @@ def launch(
 
     need_no_reader()
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
-    again = shlex.join(["dragoman", *sys.argv[1:]])
     arguments = ["train", "RUN_FILE", *(["--resume"] if resume else [])]
-    environment = {"DRAGOMAN_COMMAND": again, **fault_environment(simulate_fault)}
+    environment = {**fault_environment(simulate_fault), **command_environment()}
     raise typer.Exit(launch_on_hosts(cluster, config, arguments, environment, restarts))
 
 

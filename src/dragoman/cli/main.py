@@ -96,30 +96,26 @@ def train(
 ) -> None:
     """Train a model; over several processes with --nproc or torchrun."""
     config = load_config(run_file, overrides)
-    fault = hosts.fault_environment(simulate_fault)
-    os.environ.update(fault)
+    environment = {**hosts.fault_environment(simulate_fault), **hosts.command_environment()}
+    os.environ.update(environment)
     from dragoman.cli import progress, stages, tell
     from dragoman.parallel.cluster import launch_on_ray
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
     progress.need_no_reader()
-    command = ["train", run_file, *(overrides or [])]
     if not started_by_launcher():
         stages.check_ready(config, resume=resume)
-        arguments = [*command, *(["--resume"] if resume else [])]
+        arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
         run = RunFolder(config.run.folder)
         if engine is Engine.ray:
-            raise typer.Exit(launch_on_ray(nproc, arguments, fault, config.train.device, restarts, run))
+            raise typer.Exit(launch_on_ray(nproc, arguments, environment, config.train.device, restarts, run))
         processes = nproc or max(1, visible_gpus(config.train.device))
         if processes > 1 or restarts:
             raise typer.Exit(launch(processes, arguments, run, restarts=restarts))
     with progress.shown() as shown:
         reason = stages.train(config, resume=resume, progress=shown)
     if os.environ.get("RANK", "0") == "0":
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        own = " ".join(["dragoman", *command, *(["--nproc", ranks] if ranks != "1" else [])])
-        again = os.environ.get("DRAGOMAN_COMMAND", own)  # of whoever started the ranks
-        tell.trained(config.run.folder, f"{again.removesuffix(' --resume')} --resume", reason)
+        tell.trained(config.run.folder, os.environ[hosts.COMMAND], reason)
     if reason in stages.STOP_CODES:
         raise typer.Exit(stages.STOP_CODES[reason])
 

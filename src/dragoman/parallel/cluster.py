@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
 from contextlib import nullcontext
 from operator import itemgetter
@@ -22,6 +24,7 @@ from dragoman.parallel.launch import free_port, listening, pause, resumed, stopp
 from dragoman.parallel.ranks import FAILED, RESTART, STOPS, Outcome, Place, die_with_parent, kind_of
 
 LOOK_SECONDS = 0.5  # between two looks at signals and ranks
+ROOM_SECONDS = 20.0  # without a word of any rank: Ray has found no room for them, or has lost them all
 GATHER_SECONDS = 10.0  # for word of the rank that failed first, which its worker may notice last
 
 
@@ -86,13 +89,23 @@ def no_group() -> Any:
 
 
 def run_ranks(ray: Any, desk: Any, trainer: Any, received: list[int]) -> int:
-    fitting = futures.ThreadPoolExecutor(1).submit(trainer.fit)  # in the main thread Ray would take the signals
-    handed_on = 0
+    fitting = beside(trainer.fit)
+    handed_on, told = 0, False
     while not fitting.done():
         futures.wait([fitting], LOOK_SECONDS)
         for number in received[handed_on:]:
             ray.get(desk.hand_on.remote(number))
             handed_on += 1
+        if ray.get(desk.silence.remote()) < ROOM_SECONDS:
+            continue
+        if received:  # nobody is there who could save or stop
+            return 128 + received[0]
+        if not told:
+            told = True
+            print(
+                "dragoman: no rank has begun on Ray yet; when it waits for room, `ray status` tells for what",
+                flush=True,
+            )
     error = fitting.exception()  # whatever Ray calls it: ranks that failed too often, a cluster that went away
     if error:
         print(f"dragoman: on Ray: {' '.join(str(error).split())[:300]}", file=sys.stderr)
@@ -103,10 +116,25 @@ def run_ranks(ray: Any, desk: Any, trainer: Any, received: list[int]) -> int:
     return 128 + received[0] if stopped_well(received, code) else code
 
 
+def beside(work: Callable[[], Any]) -> futures.Future[Any]:
+    """In a thread that holds up nobody's end; in the main thread Ray would take the signals."""
+    future: futures.Future[Any] = futures.Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="ray", daemon=True).start()
+    return future
+
+
 class Desk:
     """What the launcher and all workers tell each other."""
 
     def __init__(self) -> None:
+        self.heard = time.monotonic()  # when a worker asked for signals last, as each does all the time
         self.signals: list[int] = []
         self.begun: dict[int, int] = {}  # how often each rank was started
         self.ended: dict[int, int] = {}  # with which code, where starting again would not help
@@ -121,7 +149,11 @@ class Desk:
         return self.begun[rank]
 
     def received(self) -> list[int]:
+        self.heard = time.monotonic()
         return self.signals
+
+    def silence(self) -> float:
+        return time.monotonic() - self.heard
 
     def fail(self, attempt: int, weight: int, fault: runs.Row) -> None:
         """Both as an Outcome has them."""

@@ -42,7 +42,7 @@ STOPPED_LOOKS = 20  # such ones, two seconds: a rank that stands still so long h
 STOP_SECONDS = 300.0  # for a last checkpoint after Ctrl-C
 LOOK_SECONDS = 0.02
 ENDING_SECONDS = 0.2  # for ranks that were killed; most are gone much sooner, and nobody waits for the next look then
-LAST_WORDS_SECONDS = 10.0  # at most, for lines that a rank wrote before it ended
+LAST_WORDS_SECONDS = 10.0  # at most, for lines that ranks wrote before they ended
 HUNG = 74  # exit code of a rank that hung
 FAILED = 1  # weight of an outcome that may have another one as its reason
 STACKS_SIGNAL = signal.SIGUSR1  # asks a rank to write where its threads stand
@@ -180,7 +180,7 @@ class Crew:
         shared = {**os.environ, LAUNCHED: "1", RESTART: str(attempt)}
         shared.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.count)))
         self.readers: list[threading.Thread] = []
-        self.processes = [self.start(local, arguments, shared, say) for local in range(place.count)]
+        self.processes: list[ForkServerProcess] = []
         self.failed: list[tuple[int, int]] = []  # rank, code; in the order in which it was noticed
         self.failed_at = float("inf")
         self.handed_on = 0
@@ -190,6 +190,12 @@ class Crew:
         self.killed: set[int] = set()  # ranks that were ended because others had failed
         self.killed_at = float("inf")
         self.asked_at: float | None = None  # where they stand
+        try:
+            for local in range(place.count):
+                self.processes.append(self.start(local, arguments, shared, say))
+        except BaseException:  # no room for one more process, or a Ctrl-C: no rank waits for those that never come
+            self.end()
+            raise
 
     def start(self, local: int, arguments: list[str], shared: dict[str, str], say: Say | None) -> ForkServerProcess:
         own = self.place.environment(local) | {ERROR_FILE: str(self.error_file(local))}
@@ -237,8 +243,9 @@ class Crew:
                     process.join(ENDING_SECONDS)
                 return None if self.alive() else self.look()
             return None
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
         for reader in self.readers:
-            reader.join(LAST_WORDS_SECONDS)
+            reader.join(max(0.0, deadline - time.monotonic()))
         outcome = self.verdict()
         self.files.cleanup()
         return outcome

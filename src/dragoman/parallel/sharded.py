@@ -33,6 +33,9 @@ class Sharded(Strategy):
     def needs_islands(self) -> bool:
         return self.section.strategy == "hybrid"
 
+    def needs_courier(self) -> bool:
+        return False
+
     def shard(self, objective: nn.Module) -> None:
         # It warns of operations in place on what a block returns. The model has none; tests compare its gradients.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")

@@ -29,14 +29,22 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT DRAGOMAN_COMMAND={again}
 if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun does not inherit it
 {interface}
+CODES={name}-$SLURM_JOB_ID.codes # a line for each rank that left in need: start of the job, code
+START=${{SLURM_RESTART_COUNT:-0}}
+export CODES START
 # A stop from outside (time that is up, preemption) is handed on to the ranks, past srun, which would kill them on a SIGTERM: all
-# save and leave. What ends with a fault is queued again, up to {restarts} times; a mistake of the user (2) is not, nor ranks that
-# were stopped and have saved.
+# save and leave. When a rank fails srun ends the others, which leave with 143, and says the highest code: the first one counts.
+# With proctrack/cgroup Slurm signals the shell of a rank alone; otherwise the rank too, which takes both for one.
 stopped=
 code=0
 srun --kill-on-bad-exit=1 --label bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={tasks}
-  exec {command}' &
+  {command} &
+  for each in INT TERM USR1; do trap "told=1; kill -$each $!" $each; done
+  told=1
+  while [ $told ]; do told= code=0; wait $! || code=$?; done # a signal ends the waiting, not the rank
+  [ $code = 0 ] || echo "$START $code" >> "$CODES"
+  exit $code' &
 ranks=$!
 trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID.0" || true' TERM # it fails where Slurm is ending them already
 wait "$ranks" || code=$?
@@ -44,9 +52,19 @@ if [ -n "$stopped" ]; then
   code=0
   wait "$ranks" || code=$?
 fi
-case "$code" in
-  0 | 2 | 130 | 143) ;;
-  *) if [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then scontrol requeue "$SLURM_JOB_ID"; fi ;;
+if [ "$code" != 0 ]; then
+  echo "$START $code" >> "$CODES" # where no rank could
+  firsts=$(sort --unique --key=1,1n "$CODES")
+  code=${{firsts##* }}
+fi
+# Queued again is a job that is being preempted and has time for that, and up to {restarts} times what ends with a fault; a mistake of
+# the user (2) is not, nor ranks that were stopped and have saved. Slurm counts all starts, preemptions too: so faults are counted here.
+case "$code:$stopped:$(scontrol show job "$SLURM_JOB_ID")" in
+  0:*) rm -f "$CODES" ;;
+  2:* | *JobState=CANCELLED*) ;;
+  *JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+  130:* | 143:* | *:1:*) ;;
+  *) if [ "$(grep -cvE ' (130|143)$' <<< "$firsts")" -le {restarts} ]; then scontrol requeue "$SLURM_JOB_ID"; fi ;;
 esac
 exit "$code"
 """

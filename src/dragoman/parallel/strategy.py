@@ -53,10 +53,15 @@ class Strategy:
         self.islands: islands.Islands | None = None
         if mesh.world > 1 and self.needs_islands():
             self.islands = islands.found(mesh, section.ranks_per_island)
+        if mesh.world > 1 and self.needs_courier():
             self.courier = Courier(mesh.device, patient=section.strategy == "streaming")
 
     def needs_islands(self) -> bool:
-        return self.section.strategy == "two_level" or self.section.wire != "fp32"
+        return self.section.strategy == "two_level"
+
+    def needs_courier(self) -> bool:
+        """Whether exchanges are made here, and not by torch."""
+        return self.needs_islands() or self.section.wire != "fp32"
 
     @property
     def seat(self) -> int | None:
@@ -72,7 +77,7 @@ class Strategy:
 
     def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
         wrapped = self.with_ddp(objective, None) if self.mesh.world > 1 else objective
-        if self.islands:
+        if self.mesh.world > 1 and self.needs_courier():
             cast(DistributedDataParallel, wrapped).register_comm_hook(None, lambda _, bucket: self.hook(bucket))
         return cast(nn.Module, torch.compile(wrapped, dynamic=False)) if compiled else wrapped
 
@@ -106,8 +111,7 @@ class Strategy:
     def sum_gradients(self, buffer: Tensor, index: int) -> Tensor:
         """two_level: inside the island first, then between their first ranks, and back. Only what goes between islands is
         made smaller; otherwise every rank is on its own."""
-        assert self.islands
-        if self.section.strategy != "two_level":
+        if not self.islands:
             wire.sum_over(buffer, None, self.section.wire, self.residual(index, buffer, self.mesh.world))
             return buffer
         if self.islands.size > 1:
