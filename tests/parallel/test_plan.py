@@ -93,10 +93,14 @@ def test_pieces_over_gloo_take_their_travel_or_their_work_whichever_is_more():
         assert found.exposed_seconds == pytest.approx(found.sent_bytes * each)
 
 
-def test_hybrid_over_gloo_takes_its_travel_and_the_work_that_was_tried_out():
-    slow = replace(REFERENCE, work=plan.Work(inside=1e-8, leaders={"fp32": 2e-8}, hybrid=5e-8), gloo=True)
-    found = plan.forecast(slow, "hybrid")
-    assert found.exposed_seconds == pytest.approx(found.sent_bytes / slow.bytes_per_s + BASE * 5e-8)
+@pytest.mark.parametrize(("rate", "shorter"), [("1gbit", "work"), ("1tbit", "travel")])
+def test_hybrid_over_gloo_takes_its_travel_and_the_work_that_was_tried_out(rate, shorter):
+    """Some of the shorter one goes on beside the other."""
+    tried = plan.Work(inside=1e-8, leaders={"fp32": 2e-8}, hybrid=1e-8)
+    found = plan.forecast(replace(REFERENCE, work=tried, gloo=True, bytes_per_s=plan.parse_rate(rate)), "hybrid")
+    took = {"travel": found.sent_bytes / plan.parse_rate(rate), "work": BASE * 1e-8}
+    assert min(took, key=took.get) == shorter
+    assert found.exposed_seconds == pytest.approx(sum(took.values()) - plan.BY_TURNS * took[shorter])
 
 
 def test_ranks_of_a_host_leave_the_work_between_hosts_to_their_first():
