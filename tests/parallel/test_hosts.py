@@ -394,17 +394,20 @@ def test_gpus_and_drivers_of_two_kinds_are_warnings(told, gpu, warned):
 
 
 def test_a_disk_without_room_for_the_checkpoints_that_are_kept_is_no_go(told):
+    """Seven at the end, two that were the best, three whose step is a multiple of 3,000, and the one that is written."""
+    keep = [f"checkpoint.{each}" for each in ("every=1500", "keep_last=7", "keep_best=2", "keep_every=1000")]
+
     def verdict(free_bytes, checkpoint_bytes):
         told["b"] = {"look": lambda _: FACTS | {"disk": FACTS["disk"] | {"free_bytes": free_bytes}}}
-        config = load_config("tiny", ["train.device=cpu", "checkpoint.keep_last=7", "checkpoint.keep_best=2"])
+        config = load_config("tiny", ["train.device=cpu", "train.max_steps=9999", *keep])
         found = doctor.examine(hosts.Cluster(hosts.parse_hosts("a:2,b:2")), config, checkpoint_bytes, 0)
         return with_verdict("stop", found)
 
-    assert verdict(free_bytes=11 * 10**9, checkpoint_bytes=10**9) == []
-    assert verdict(free_bytes=11 * 10**9 - 1, checkpoint_bytes=10**9) == [
+    assert verdict(free_bytes=14 * 10**9, checkpoint_bytes=10**9) == []
+    assert verdict(free_bytes=14 * 10**9 - 1, checkpoint_bytes=10**9) == [
         (
-            "host b: 11.0 GB free where run.folder is, written at 1000 MB/s",
-            "make room: 10 checkpoints and some more need 11.0 GB",
+            "host b: 14.0 GB free where run.folder is, written at 1000 MB/s",
+            "make room: 13 checkpoints and some more need 14.0 GB",
         )
     ]
 
@@ -552,6 +555,7 @@ def test_a_remedy_asks_what_the_launcher_may_not_ask(said, remedy):
         ("exec /etc/hostname -m dragoman agent", "name a Python that has it with --python"),
         ("exec python3-is-not-here -m dragoman agent", "name a Python that has it with --python"),
         ("cd /nowhere && exec python3 -m dragoman agent", "name a folder that it has with --folder"),
+        ("echo 'zsh:cd:1: no such file or directory: /x' >&2; exit 1", "name a folder that it has with --folder"),
         ("echo 'pods b not found' >&2; exit 1", "try: SHELL -c true"),
     ],
 )

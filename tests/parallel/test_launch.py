@@ -130,6 +130,23 @@ def test_on_ray_a_stop_is_heard_though_no_rank_has_begun(monkeypatch, capsys, ru
     assert ("waits for room" in capsys.readouterr().out) is not runs_already
 
 
+def test_on_ray_a_moment_without_answers_ends_nothing(monkeypatch):
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
+    desk, asked = cluster.Desk(), []
+    trainer = Waiting()
+
+    def get(answer):
+        asked.append(answer)
+        if len(asked) < 4:
+            raise ConnectionError("the actor is temporarily unavailable")
+        trainer.over.set()
+        return answer
+
+    desk.end(0, 0)
+    assert cluster.run_ranks(SimpleNamespace(get=get), Remote(desk), trainer, []) == 0
+    assert len(asked) > 4
+
+
 WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None  # as if it were not installed

@@ -51,51 +51,55 @@ def test_the_script_trains_and_goes_on(prepared, tmp_path):
     assert events[-1]["step"] == 6
 
 
+# What ranks do that were stopped; a mistake that one of them found.
+STOPPED, MISTAKE = 'echo "$START 143" >> "$CODES"; exit 0', 'echo "$START 2" >> "$CODES"'
 # srun kills its tasks when it is asked to end; scancel asks them past it, of which this one is told by another signal.
-KILLS_ON_TERM = 'trap "exit 137" TERM; trap "exit 143" USR1; echo $$ > HERE/srun.pid'
-
-
-FAULT, STOP = "{} 1\n{} 143\n", "{} 143\n"  # what ranks left behind at the start of this number
-CANCELLED, PREEMPTED = "JobState=CANCELLED", "JobState=RUNNING PreemptTime=2026-11-19T12:00:00"
+KILLS_ON_TERM = f"trap 'exit 137' TERM; trap '{STOPPED}' USR1; echo $$ > HERE/srun.pid; kill -TERM $PPID; while :; do sleep 0.02; done"
+RUNS, ENDS = "JobState=RUNNING", "JobState=COMPLETING"
+RECORD = "JobId=7 JobName=tiny\n   {} Reason=None\n   PreemptEligibleTime=2026-11-19T12:00:00 {}\n   NtasksPerN:B:S:C=2:0:1:*"
 
 
 @pytest.mark.parametrize(
-    ("ending", "before", "state", "asked", "code"),
+    ("ending", "before", "state", "preempted", "asked", "code"),
     [
-        ("exit 1", [], "", True, 1),
-        ("exit 74", [FAULT], "", True, 74),  # a hang
-        ("kill -KILL $$", [], "", True, 137),
-        ("exit 1", [FAULT, FAULT], "", False, 1),  # so many times, and no more
-        ("exit 1", [FAULT, STOP, STOP], "", True, 1),  # starts after preemptions are no faults
-        ("exit 2", [], "", False, 2),  # a mistake of the user
-        ("exit 0", [], "", False, 0),
-        ("exit 143", [], "", False, 143),  # Slurm told the ranks itself
-        ("exit 137", [], CANCELLED, False, 137),
-        ("exit 143", [FAULT, FAULT], PREEMPTED, True, 143),  # whatever was before
-        ("exit 0", [], PREEMPTED, False, 0),  # they were done first
-        ("echo 0 1 >> $CODES; echo 0 143 >> $CODES; exit 143", [], "", True, 1),  # srun ended the others
-        ("echo 0 2 >> $CODES; echo 0 143 >> $CODES; exit 143", [], "", False, 2),
-        (f"{KILLS_ON_TERM}; kill -TERM $PPID; while :; do sleep 0.02; done", [], "", False, 143),  # time is up
+        ("exit 1", "", RUNS, False, True, 1),
+        ("exit 74", "0 fault\n", RUNS, False, True, 74),  # a hang
+        ("kill -KILL $$", "", RUNS, False, True, 137),
+        ("exit 1", "0 fault\n1 fault\n", RUNS, False, False, 1),  # so many times, and no more
+        ("exit 1", "0 fault\n1 143\n1 143\n2 143\n", RUNS, False, True, 1),  # starts after preemptions are no faults
+        (f"{MISTAKE}; exit 2", "", RUNS, False, False, 2),
+        (f"{MISTAKE}; exit 137", "", RUNS, False, False, 2),  # the others did not end by themselves
+        ("exit 0", "", RUNS, False, False, 0),
+        ("exit 0", "0 fault\n", RUNS, True, False, 0),  # they were done first
+        (STOPPED, "", RUNS, False, False, 143),  # Slurm told the ranks itself
+        (STOPPED, "0 fault\n1 fault\n", RUNS, True, True, 143),
+        ("exit 1", "0 fault\n1 fault\n", RUNS, True, True, 1),
+        ("exit 137", "", ENDS, False, False, 137),  # scancel
+        (KILLS_ON_TERM, "", RUNS, False, False, 143),  # time is up
     ],
 )
-def test_a_fault_is_queued_again_and_a_stop_is_not(ending, before, state, asked, code, tmp_path):
+def test_a_fault_is_queued_again_and_a_stop_is_not(ending, before, state, preempted, asked, code, tmp_path):
+    record = RECORD.format(state, f"PreemptTime={'2026-11-19T12:00:00' if preempted else 'None'}")
     tools = {
         "srun": ending.replace("HERE", str(tmp_path)),
         "scancel": f'[ "$*" = "--signal=TERM 7.0" ] && kill -USR1 "$(cat {tmp_path}/srun.pid)"',
-        "scontrol": f'echo "$@" >> {tmp_path}/asked; echo "localhost {state}"',
+        "scontrol": f"echo \"$@\" >> {tmp_path}/asked; case $2 in hostnames) echo localhost ;; job) echo '{record}' ;; esac",
     }
     for name, text in tools.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    codes = tmp_path / "tiny-7.codes"
-    codes.write_text("".join(each.replace("{}", str(start)) for start, each in enumerate(before)), encoding="utf-8")
-    script = slurm.script("tiny", [], 1, 1, sys.executable, str(tmp_path), "", [], restarts=2)
-    slurm_says = {"SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(len(before))}
+    codes = tmp_path / "my run (1)-7.codes"
+    codes.write_text(before, encoding="utf-8")
+    script = slurm.script("my run (1).toml", [], 1, 1, sys.executable, str(tmp_path), "", [], restarts=2)
+    starts = int(before.split()[-2]) + 1 if before else 0
+    slurm_says = {"SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(starts)}
+    slurm_says |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"}
     environment = {**os.environ, **slurm_says, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     result = subprocess.run(["bash", "-c", script], env=environment, check=False, timeout=60)
     assert result.returncode == code
-    assert ("requeue 7" in (tmp_path / "asked").read_text(encoding="utf-8")) == asked
-    assert codes.exists() == bool(code)
+    asked_for = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()[2:]
+    assert asked_for == (["requeue 6_3"] if asked else [])
+    assert codes.exists() == asked, "kept for the next start alone"
 
 
 def test_without_slurm_the_script_is_there_and_the_user_told(prepared, tmp_path):

@@ -3,7 +3,6 @@ the bytes of a checkpoint by part; the bytes on the wire by strategy."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -99,9 +98,7 @@ def checkpoint(run_file: RunFile, overrides: Overrides = None) -> None:
         print(f"  {name:28s} {4 * many:>16,} bytes  {units.size(4 * many)}")
     print(f"  {'counters':28s} {16:>16,} bytes")
     print(f"  {'in all':28s} {whole:>16,} bytes  {units.size(whole)}, and a vocabulary and descriptions")
-    keep = config.checkpoint
-    kept, every = keep.keep_last + keep.keep_best, math.lcm(keep.keep_every, keep.every)
-    kept += config.train.max_steps // every if every else 0
+    kept = config.checkpoint.most(config.train.max_steps)
     print(f"Up to {kept:,} are kept: {units.size(kept * whole)} of disk")
     print(f"Half-precision copies, as other systems keep them, would make it {units.size(whole + 2 * count)}")
 

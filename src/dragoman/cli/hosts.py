@@ -70,10 +70,14 @@ COMMAND = "DRAGOMAN_COMMAND"
 
 
 def command_environment() -> dict[str, str]:
-    """What the first rank tells a user who has stopped it to go on with: what was given here, or to whoever came here (a job of
-    Slurm says its own)."""
+    """What the first rank tells a user who has stopped it to go on with. Whoever starts ranks says it; torchrun does not."""
     again = [] if "--resume" in sys.argv else ["--resume"]
-    return {COMMAND: os.environ.get(COMMAND) or shlex.join(["dragoman", *sys.argv[1:], *again])}
+    own = (
+        "what started the ranks, with --resume"
+        if "RANK" in os.environ
+        else shlex.join(["dragoman", *sys.argv[1:], *again])
+    )
+    return {COMMAND: os.environ.get(COMMAND) or own}
 
 
 # What means nothing with --slurm, and what means nothing without it.

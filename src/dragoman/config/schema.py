@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -326,6 +327,11 @@ class Checkpoint(Section):
     """Checkpoints whose step is a multiple of this are kept for good; 0: none."""
     metric: Literal["bleu", "chrf", "loss", "nll", "perplexity", "train_slice_loss", "train_slice_nll"] = "bleu"
     """Which number of a validation makes a checkpoint the best; see docs/run-folder.md for what they are."""
+
+    def most(self, steps: int) -> int:
+        """How many are kept at the end of so many steps, at most."""
+        kept_for_good = math.lcm(self.keep_every, self.every)
+        return self.keep_last + self.keep_best + (steps // kept_for_good if kept_for_good else 0)
 
 
 class Parallel(Section):

@@ -44,12 +44,19 @@ def launch_on_ray(
     ray = ray_cluster.connect()
     try:
         with listening() as received, tempfile.TemporaryDirectory(prefix=".ray-", dir=storage) as notes:
-            desk = ray.remote(num_cpus=0)(Desk).remote()
+            desk = ray.remote(num_cpus=0)(Desk).options(scheduling_strategy=on_this_node(ray)).remote()
             told = {"arguments": arguments, "desk": desk, "run": str(run.path.absolute())}
             told |= {"folder": str(Path.cwd()), "environment": environment}
             return run_ranks(ray, desk, trainer_of(ray, processes, told, device, restarts, notes), received)
     finally:
         ray.shutdown()
+
+
+def on_this_node(ray: Any) -> Any:
+    """A node that is lost takes what ran there with it. Ray would choose any; the loss of this one ends the launcher anyway."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def trainer_of(ray: Any, processes: int | None, told: dict[str, Any], device: str, restarts: int, notes: str) -> Any:
@@ -96,7 +103,11 @@ def run_ranks(ray: Any, desk: Any, trainer: Any, received: list[int]) -> int:
         for number in received[handed_on:]:
             ray.get(desk.hand_on.remote(number))
             handed_on += 1
-        if ray.get(desk.silence.remote()) < ROOM_SECONDS:
+        try:
+            silence = ray.get(desk.silence.remote())
+        except Exception:  # of Ray, that cannot be asked now; whether that ends the ranks is for the trainer to say
+            continue
+        if silence < ROOM_SECONDS:
             continue
         if received:  # nobody is there who could save or stop
             return 128 + received[0]

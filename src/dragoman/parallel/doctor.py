@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from dragoman.config import Config
-from dragoman.config.schema import Checkpoint
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
@@ -62,7 +61,7 @@ def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
     yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
     yield from same(fleet)
     for host in fleet.hosts:
-        yield from equipment(host, fleet.config.checkpoint, checkpoint_bytes)
+        yield from equipment(host, fleet.config, checkpoint_bytes)
     yield from shared(fleet)
     yield from names(fleet)
     yield from clocks(fleet)
@@ -88,8 +87,8 @@ def same(fleet: Fleet) -> Iterator[Finding]:
         yield Finding("warning", told, "use hosts of one kind")
 
 
-def equipment(host: Host, checkpoint: Checkpoint, checkpoint_bytes: int) -> Iterator[Finding]:
-    checkpoints = checkpoint.keep_last + checkpoint.keep_best + 1  # one more while it is written
+def equipment(host: Host, config: Config, checkpoint_bytes: int) -> Iterator[Finding]:
+    checkpoints = config.checkpoint.most(config.train.max_steps) + 1  # one more while it is written
     facts, gpus = host.facts, host.facts["gpus"]
     room, has = facts["usable_cores"], f"no GPU to use, {facts['usable_cores']} cores"
     if gpus:
@@ -105,7 +104,7 @@ def equipment(host: Host, checkpoint: Checkpoint, checkpoint_bytes: int) -> Iter
     told = f"host {host.name}: {disk['free_bytes'] / 1e9:.1f} GB free where run.folder is, written at {disk['bytes_per_s'] / 1e6:.0f} MB/s"
     needed = DISK_BYTES + checkpoints * checkpoint_bytes
     if disk["free_bytes"] < needed:
-        yield Finding("stop", told, f"make room: {checkpoints} checkpoints and some more need {needed / 1e9:.1f} GB")
+        yield Finding("stop", told, f"make room: {checkpoints:,} checkpoints and some more need {needed / 1e9:.1f} GB")
     elif disk["bytes_per_s"] < DISK_BYTES_PER_S:
         yield Finding("warning", told, "checkpoints will take long; choose a faster disk for run.folder")
     else:
@@ -229,7 +228,7 @@ def all_reduce(fleet: Fleet, model_bytes: int) -> Iterator[Finding]:
         yield Finding("stop" if needed else "warning", told, "the network is too slow for ddp")
     elif seconds:
         told = f"an all-reduce of {size} takes {seconds:.3f} s; ddp hides what fits beside the backward pass"
-        if chosen.strategy not in RARELY and seconds > LONG_SECONDS:
+        if len(fleet.hosts) > 1 and chosen.strategy not in RARELY and seconds > LONG_SECONDS:
             remedy = f"{PLAN} --hosts {len(fleet.hosts)}, with the bandwidth above, says which strategy waits less"
             yield Finding("warning", told, remedy)
         else:

@@ -166,7 +166,7 @@ class Host:
             return self.error(
                 f"its Python cannot start dragoman ({said}); install the same version there, or name a Python that has it with --python"
             )
-        if its_own and re.search(r"\bcd: ", said):
+        if its_own and re.search(r"\bcd:", said):
             return self.error(f"{said}; name a folder that it has with --folder")
         command = " ".join(self.process.args[:-1])  # type: ignore[index,arg-type]
         remedy = f"try: {command} true"
