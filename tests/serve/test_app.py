@@ -245,6 +245,36 @@ def test_what_else_clients_of_libretranslate_send(client):
         assert (broken.status_code, list(broken.json())) == (400, ["error"])
 
 
+def field(name, value, more=b""):
+    return b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (name, more, value)
+
+
+LANGUAGES, END = field(b"source", b"en") + field(b"target", b"de"), b"--x--\r\n"
+MULTIPART, URLENCODED = "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        (MULTIPART, field(b"q", b"a") + LANGUAGES + END, 200),
+        (MULTIPART, field(b"=?utf-8?q?a?= " * 9999, b"a") + field(b"q", b"a") + LANGUAGES + END, 400),
+        (MULTIPART, field(b"q", b"a", b"; a=b" * 9999) + LANGUAGES + END, 400),
+        (MULTIPART, field(b"q", b"a", b"\r\na: b" * 9999) + LANGUAGES + END, 400),
+        (MULTIPART, field(b"q", b"a", b'; filename="a"') + LANGUAGES + END, 400),
+        (MULTIPART, field(b"q", b"a") + LANGUAGES + field(b"a", b"") * 1000 + END, 400),
+        (f"{MULTIPART}; x*", field(b"q", b"a") + LANGUAGES + END, 200),
+        ("multipart/form-data", field(b"q", b"a") + LANGUAGES + END, 400),
+        (URLENCODED, b"q=a&source=en&target=de", 200),
+        (URLENCODED, b"q=a&source=en&target=de" + b"&a" * 1000, 400),
+    ],
+)
+def test_forms_that_would_take_long_to_read_are_refused(make, shouter, kind, body, status):
+    """One that is being read keeps all other requests waiting, and nobody has been asked for a key yet."""
+    with TestClient(make(make.behind(shouter), limits=replace(make.limits, body_bytes=10**6))) as client:
+        answer = client.post("/translate", content=body, headers={"content-type": kind})
+    assert (answer.status_code, list(answer.json())) == (status, ["translatedText" if status == 200 else "error"])
+
+
 def test_html_goes_in_and_comes_out(make, shouter):
     """What Mastodon sends: always HTML, several at once."""
     limits = replace(make.limits, characters_per_text=300, characters=500, sentences=8)

@@ -256,9 +256,9 @@ class Preparation:
     def cleaned_train(self) -> list[Shard]:
         listed = self.cleaned / LISTED
         shards = cleaned_before(self.cleaned)
-        if not listed.is_file():
-            names = {shard.name for shard in shards}
-            self.shared("cleaning train", shards, 0, cleaning, self.cleaned, names, self.config)
+        names = [shard.name for shard in shards]
+        if not listed.is_file() or runs.read_json(listed) != names:
+            self.shared("cleaning train", shards, 0, cleaning, self.cleaned, set(names), self.config)
             # Read again from disk: Ray, where it lost a worker, may have told of a shard twice, or not at all.
             shards = cleaned_before(self.cleaned)
             runs.write_json(listed, [shard.name for shard in shards])

@@ -37,7 +37,7 @@ SAMPLE_CHARACTERS = 300
 CHUNK_BYTES = 1 << 26  # of text that one process handles at a time, about
 KEYS_AT_ONCE = 1 << 21  # keys that are sorted together
 CLEANERS: dict[Path, clean.Cleaner] = {}
-LISTED = "train.json"  # once it is there, all of the corpus has been cleaned
+LISTED = "train.json"  # names of all shards of the corpus, once all have been cleaned
 DUPLICATES = ("", "duplicate", "near duplicate")  # by number in an array of reasons
 
 
@@ -152,11 +152,10 @@ def write_cleaned(stage: Path, shard: Shard, block: Block, lines: Any, *, near: 
 
 def forget_damaged(stage: Path) -> None:
     """A shard that is not as it was written is cleaned again: what is made of it would be declared sound."""
-    damaged = [path for path in stage.glob("*-[0-9]*.json") if not is_sound(path)]
-    for path in damaged:
-        path.unlink()
-    if damaged:
-        (stage / LISTED).unlink(missing_ok=True)
+    for path in stage.glob("*-[0-9]*.json"):
+        if not is_sound(path):
+            (stage.parent / "encoded" / path.name).unlink(missing_ok=True)
+            path.unlink()
 
 
 def is_sound(path: Path) -> bool:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from email import message_from_bytes
-from email.policy import HTTP
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -23,6 +21,8 @@ from dragoman.serve.names import name_of
 from dragoman.serve.refusals import refuse_beyond
 
 Body = TypeVar("Body", bound=LibreBody)
+
+MOST_FIELDS = 1_000  # of a form; several texts are as many
 
 
 def add_libre(app: FastAPI, doors: Doors) -> None:
@@ -136,12 +136,14 @@ def body_of(kind: type[LibreBody]) -> dict[str, Any]:
 
 
 async def read_libre(request: Request, kind: type[Body]) -> Body:
-    body, type_ = await request.body(), request.headers.get("content-type", "")
+    """Before any key is known, which may be a field of it: so in a time that nobody can stretch."""
+    type_ = request.headers.get("content-type", "")
     try:
-        if "form" in type_:
-            form = read_parts(body, type_) if "multipart" in type_ else parse_qs(body.decode(), keep_blank_values=True)
-            return kind.model_validate({key: values if len(values) > 1 else values[0] for key, values in form.items()})
-        return kind.model_validate(json.loads(body))
+        text = (await request.body()).decode()
+        if "form" not in type_:
+            return kind.model_validate(json.loads(text))
+        form = await parts_of(request) if "multipart" in type_ else fields_of(text)
+        return kind.model_validate({key: values if len(values) > 1 else values[0] for key, values in form.items()})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise HTTPException(400, problems) from None
@@ -149,12 +151,11 @@ async def read_libre(request: Request, kind: type[Body]) -> Body:
         raise HTTPException(400, "neither JSON nor a form in UTF-8") from None
 
 
-def read_parts(body: bytes, content_type: str) -> dict[str, list[str]]:
-    """The fields of a multipart form."""
-    message = message_from_bytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode(), body), policy=HTTP)
-    form: dict[str, list[str]] = {}
-    for part in message.iter_parts():
-        content = part.get_payload(decode=True)
-        name = part.get_param("name", header="content-disposition")
-        form.setdefault(str(name), []).append(content.decode() if isinstance(content, bytes) else "")
-    return form
+async def parts_of(request: Request) -> dict[str, list[Any]]:
+    size = len(await request.body())
+    async with request.form(max_files=0, max_fields=MOST_FIELDS, max_part_size=size) as form:
+        return {key: form.getlist(key) for key in form}
+
+
+def fields_of(text: str) -> dict[str, list[str]]:
+    return parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
