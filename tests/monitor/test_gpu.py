@@ -106,6 +106,20 @@ def test_cards_are_found_by_the_name_torch_knows(monkeypatch):
     assert gpu.index_of("33-44") is None
 
 
+def test_a_card_that_cannot_be_opened_hides_no_other(monkeypatch):
+    """Places are those among the others, as CUDA counts them."""
+
+    def open_card(index):
+        return refuse() if index == 1 else f"card {index}"
+
+    uuid = {"card 0": "GPU-00", "card 2": "GPU-22"}.get
+    three = {"nvmlDeviceGetCount": lambda: 3, "nvmlDeviceGetHandleByIndex": open_card, "nvmlDeviceGetUUID": uuid}
+    Nvml().install(monkeypatch, **three)
+    assert gpu.handles() == ["card 0", "card 2"]
+    assert gpu.index_of("22") == 1
+    assert len(gpu.Cards().sample()) == 2
+
+
 def test_a_machine_without_gpu_has_none(monkeypatch):
     Nvml().install(monkeypatch, nvmlInit=refuse)
     assert gpu.handles() == []

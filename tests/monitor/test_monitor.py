@@ -3,11 +3,13 @@
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from support import wait_until
+from support import tiny_config, wait_until
 
+from dragoman.cli.stages import train
 from dragoman.config.schema import Monitor
 from dragoman.errors import MissingExtra
 from dragoman.monitor import host, sampler
@@ -15,6 +17,8 @@ from dragoman.monitor import sinks as sinks_module
 from dragoman.monitor.sampler import sampling
 from dragoman.monitor.sinks import Aside, Metrics, MLflow, TensorBoard, WandB, sinks
 from dragoman.runs import RunFolder, read_rows
+from dragoman.training import trainer
+from dragoman.training.owner import FencedError
 
 
 def test_this_host_is_described_without_addresses():
@@ -169,8 +173,8 @@ class Service:
         if self.step == max(self.step, *(sent[0] for sent in self.sent if isinstance(sent, tuple)), 0):
             self.sent.append((self.step, numbers))
 
-    def finish(self):
-        self.sent.append("end")
+    def finish(self, exit_code):
+        self.sent.append("failed" if exit_code else "end")
 
     # --- mlflow ---
 
@@ -193,9 +197,9 @@ class Service:
         assert run == self.id
         self.sent.append((metrics[0][2], {key: value for key, value, _ in metrics}))
 
-    def set_terminated(self, run):
+    def set_terminated(self, run, status):
         assert run == self.id
-        self.finish()
+        self.finish({"FINISHED": 0, "FAILED": 1}[status])
 
 
 def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
@@ -214,6 +218,43 @@ def test_other_services_get_the_same_numbers(tmp_path, monkeypatch):
         assert (first, again) == (None, "abc"), "a resumed run is the same one there too"
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("a cable was pulled"), FencedError("begun elsewhere")])
+def test_servers_learn_how_a_run_ended(prepared, tmp_path, monkeypatch, error):
+    """And get its last rows. A run that another process has taken over goes on there too."""
+    monkeypatch.setitem(sys.modules, "mlflow", service := Service())
+
+    def fail(*_):
+        raise error
+
+    if error:
+        monkeypatch.setattr(trainer.Trainer, "do_what_is_due", fail)
+    keys = ("train.max_steps=2", "train.log_every=1", "checkpoint.every=2", "monitor.mlflow=translation")
+    config = tiny_config(prepared.folder, tmp_path / "run", *keys)
+    with pytest.raises(type(error), match=str(error)) if error else nullcontext():
+        train(config)
+    if not isinstance(error, FencedError):
+        assert service.sent[-1] == ("failed" if error else "end")
+        assert next(sent[0] for sent in service.sent if isinstance(sent, tuple)) == 1
+    else:
+        assert not {"failed", "end"} & {sent for sent in service.sent if isinstance(sent, str)}
+
+
+def test_a_server_that_cannot_be_told_hides_no_error(prepared, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("a cable was pulled")
+
+    def refuse(*_):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "mlflow", service := Service())
+    monkeypatch.setattr(service, "set_terminated", refuse, raising=False)
+    monkeypatch.setattr(trainer.Trainer, "do_what_is_due", fail)
+    keys = ("train.max_steps=2", "train.log_every=1", "monitor.mlflow=translation")
+    with pytest.raises(RuntimeError, match="a cable was pulled"):
+        train(tiny_config(prepared.folder, tmp_path / "run", *keys))
+    assert "no route to host" in caplog.text
+
+
 class Slow:
     """A server that answers when it is let."""
 
@@ -224,7 +265,7 @@ class Slow:
         self.answers.wait()
         self.got.append(step)
 
-    def close(self):
+    def close(self, *, failed):
         self.ended = True
 
 

@@ -16,15 +16,15 @@ from dragoman.parallel import mesh
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(1 << 24).add_(1)
+    torch.zeros(10 << 20).add_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 {keep}
 found = []
-other = threading.Thread(target=lambda: found.extend(faults() for _ in range(8)))  # as exchanges are
+other = threading.Thread(target=lambda: found.extend(faults() for _ in range(40)))  # as exchanges are
 other.start()
 other.join()
-print(min(found[1:]))
+print(min(found[20:]))  # before glibc 2.38 an aligned piece takes no place that fits exactly: the heap grows a few times
 """
 
 
@@ -34,7 +34,7 @@ def test_memory_that_is_let_go_is_there_the_next_time(keep, new):
     told = subprocess.run(
         [sys.executable, "-c", AGAIN.format(keep=keep)], capture_output=True, text=True, check=True, timeout=120
     )
-    pages = (1 << 26) // (1 << 21)  # as large as pages may be
+    pages = (40 << 20) // (1 << 21)  # as large as pages may be
     assert (int(told.stdout) >= pages) == new, told.stdout
 
 

@@ -175,6 +175,25 @@ def test_losses_from_before_another_label_smoothing_are_not_compared(tmp_path: P
     assert wall.verdict == "not comparable: relabelled was resumed with another label smoothing at step 3,250"
 
 
+def test_bleu_from_before_another_search_is_not_compared(tmp_path: Path) -> None:
+    """Both runs end with the same search; one of them had a worse one until step 3,250."""
+
+    def worse_before(run: Made) -> None:
+        for row in run.rows:
+            if row["kind"] == "valid" and row["step"] <= 3250:
+                row["bleu"] -= 3.0
+        resume = {"event": "resume", "step": 3250, "lost_steps": 0, "changed": ["validation.beam 1 -> 4"]}
+        at = next(place for place, row in enumerate(run.events) if row["step"] > 3250)
+        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+
+    beam = ["validation.beam=4"]
+    whole, other = {"overrides": beam}, {"overrides": beam, "change": worse_before}
+    bleu, loss, *_ = compare(records(tmp_path, whole=whole, other=other))
+    assert "(steps 3,500 to 4,000, 3 validations)" in bleu.verdict
+    assert "within the noise" in bleu.verdict or "are the same" in bleu.verdict
+    assert "(steps 3,000 to 4,000, 5 validations)" in loss.verdict
+
+
 def test_steps_of_another_size_are_named_beside_the_winner(tmp_path: Path) -> None:
     better = {"bleu": settling(0.0, 28.5, 350), "overrides": ["train.batch_tokens=50048"]}
     bleu, *_ = compare(records(tmp_path, usual={}, larger=better))

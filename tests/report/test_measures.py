@@ -309,3 +309,34 @@ def test_samples_are_cut_where_training_stood_still_and_not_where_a_thread_wrote
         assert machine.mean_of(machine.gpu_samples(record), "utilization_percent") == 99.0, (
             "those in the stall show 9.9 %"
         )
+
+
+LOCAL = ["parallel.strategy=local"]
+
+
+@pytest.mark.parametrize(
+    ("how", "stalls"),
+    [
+        ({"overrides": LOCAL}, 79),  # one process agrees with nobody
+        ({"ranks": 2, "overrides": LOCAL}, 79),  # one host is one island
+        ({"ranks": 2, "overrides": [*LOCAL, "parallel.ranks_per_island=2"]}, 79),
+        ({"ranks": 2, "overrides": [*LOCAL, "parallel.ranks_per_island=1"]}, 0),
+        ({"hosts": 2, "overrides": LOCAL}, 0),  # every window of 50 steps has an agreement, every 20
+        ({"hosts": 2, "overrides": [*LOCAL, "parallel.inner_steps=500"]}, 79 - 8),
+        ({"hosts": 2, "overrides": ["parallel.strategy=streaming"]}, 79),
+    ],
+)
+def test_only_a_step_in_which_islands_agree_is_long_by_design(tmp_path: Path, how: dict[str, Any], stalls: int) -> None:
+    found = list(findings.stalls(load_run(Made(tmp_path / "run", stall=2.0, **how).write())))
+    assert [each.title for each in found] == ([f"{stalls} stalls of single steps"] if stalls else [])
+
+
+def test_rare_agreements_are_no_stalls(tmp_path: Path) -> None:
+    def long_agreements(run: Made) -> None:
+        for row in run.rows:
+            if row["kind"] == "train" and row["step"] % 500 == 0:
+                row["slowest_step_seconds"] += 30.0
+                row["step_seconds"] += 30.0 / run.log_every
+
+    how = {"hosts": 2, "overrides": [*LOCAL, "parallel.inner_steps=500"], "change": long_agreements}
+    assert list(findings.stalls(load_run(Made(tmp_path / "run", **how).write()))) == []

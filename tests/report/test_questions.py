@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import Gpu, Made, write_safetensors
 
 from dragoman.errors import RunError
 from dragoman.report import Answer, diagnose, findings, load_run
+from dragoman.report.learning_questions import scored
+from dragoman.report.measures import relabelled
 from dragoman.report.read import parse_samples
 
 Write = Callable[..., Path]
@@ -261,6 +264,92 @@ def test_losses_with_another_label_smoothing_are_another_quantity(
     assert ask(folder, 3).verdict.startswith(overfitted)
     assert evidence(ask(folder, 2))["Not compared"].startswith(f"losses up to step {step:,}: ")
     assert evidence(ask(folder, 3))["Lowest validation loss"].startswith(("2.89", "2.90"))
+
+
+def resumed(run: Made, *starts: tuple[int, int, str]) -> None:
+    """After the rows of a step the run was started again from the same step or an earlier one, with something changed."""
+    for after, step, changed in starts:
+        at = next((place for place, row in enumerate(run.events) if row["step"] > after), len(run.events))
+        resume = {"event": "resume", "step": step, "lost_steps": after - step, "changed": [changed]}
+        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+
+
+DOUBLED, HALVED = "train.label_smoothing 0.1 -> 0.2", "train.label_smoothing 0.2 -> 0.1"
+
+
+@pytest.mark.parametrize(
+    ("starts", "since"),
+    [
+        ([(3500, 3500, DOUBLED)], 3500),
+        ([(3500, 3500, DOUBLED), (3500, 3500, HALVED)], 0),  # nothing was made with it
+        ([(3500, 3500, DOUBLED), (3750, 3500, HALVED)], 0),  # what was made with it was made anew
+        ([(3500, 3500, DOUBLED), (3750, 3750, HALVED)], 3750),
+        ([(3500, 3500, DOUBLED), (3750, 1000, "")], 1000),
+        ([(2000, 2000, HALVED), (3500, 3500, DOUBLED), (3500, 3500, HALVED)], 2000),
+        ([(3500, 3500, DOUBLED), (3500, 3500, "train.label_smoothing 0.2 -> 0.3")], 3500),
+    ],
+)
+def test_only_losses_that_were_made_otherwise_are_left_out(
+    tmp_path: Path, starts: list[tuple[int, int, str]], since: int
+) -> None:
+    record = load_run(Made(tmp_path / "run", change=lambda run: resumed(run, *starts)).write())
+    assert relabelled(record) == since
+    assert scored(record, "loss")[0] == list(range(since + 250, 4001, 250))
+
+
+def test_a_return_to_a_checkpoint_makes_earlier_losses_anew(tmp_path: Path) -> None:
+    def change(run: Made) -> None:
+        resumed(run, (3500, 3500, DOUBLED), (3750, 3000, ""))
+        run.events = [
+            row | {"event": "roll_back"} if row["step"] == 3000 and "changed" in row else row for row in run.events
+        ]
+
+    assert relabelled(load_run(Made(tmp_path / "run", change=change).write())) == 3000
+
+
+@pytest.mark.parametrize(
+    ("changed", "beam"),
+    [
+        ("validation.beam 1 -> 4", 4),
+        ("translate.length_penalty 0.6 -> 1.0", 4),
+        ("translate.extra_length 50 -> 5", 1),
+        ("validation.bleu_sentences 200 -> 0", 1),
+    ],
+)
+def test_bleu_of_another_search_is_another_quantity(tmp_path: Path, changed: str, beam: int) -> None:
+    def change(run: Made) -> None:
+        resumed(run, (2500, 2500, changed))
+
+    folder = Made(tmp_path / "run", overrides=[f"validation.beam={beam}"], change=change).write()
+    assert evidence(ask(folder, 2))["Not compared"] == (
+        "BLEU up to step 2,500: the run was resumed there with another search or number of sentences"
+    )
+    assert scored(load_run(folder), "bleu")[0] == list(range(2750, 4001, 250))
+    assert len(scored(load_run(folder), "loss")[0]) == 16, "which no search has changed"
+
+
+def test_a_better_search_is_not_taken_for_learning(tmp_path: Path) -> None:
+    def better_after(run: Made) -> None:
+        resumed(run, (3400, 3400, "validation.beam 1 -> 4"))
+
+    how: dict[str, Any] = {
+        "valid_every": 100,
+        "bleu": lambda step: 25.0 + 2 * (step > 3400),
+        "overrides": ["validation.beam=4"],
+    }
+    told, untold = (
+        Made(tmp_path / name, **how, change=change).write() for name, change in (("a", better_after), ("b", None))
+    )
+    assert ask(untold, 2).verdict.startswith("No: 10 % more steps would bring +"), "what it was taken for"
+    assert not ask(told, 2).verdict.startswith("No:"), "steps after the change show no gain"
+
+
+def test_a_length_penalty_means_nothing_to_greedy_search(tmp_path: Path) -> None:
+    def change(run: Made) -> None:
+        resumed(run, (2500, 2500, "translate.length_penalty 0.6 -> 1.0"))
+
+    folder = Made(tmp_path / "run", overrides=["validation.beam=1"], change=change).write()
+    assert "Not compared" not in evidence(ask(folder, 2))
 
 
 def test_a_gap_of_another_label_smoothing_is_not_its_first(tmp_path: Path) -> None:

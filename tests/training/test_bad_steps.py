@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,10 @@ from support import as_overrides, dragoman, tiny_config
 from dragoman import runs
 from dragoman.cli.stages import train
 from dragoman.errors import TrainingError
+from dragoman.parallel.mesh import Mesh
 from dragoman.training import step as step_module
 from dragoman.training import trainer
-from dragoman.training.divergence import FAR, Judge
+from dragoman.training.divergence import FAR, HISTORY, Judge
 from dragoman.training.logbook import Logbook
 
 
@@ -245,6 +247,26 @@ def test_what_is_usual_is_the_same_after_a_resume():
     resumed.learn(rows)
     assert resumed.norm_limit == straight.norm_limit == pytest.approx(110.0)
     assert resumed.loss_limit == straight.loss_limit
+
+
+def test_other_ranks_get_what_the_main_one_keeps_of_the_rows(prepared, tmp_path, monkeypatch):
+    """Not all rows: every rank would get them from every rank. Nor could they learn from what is kept: 9.9 is usual only after 10."""
+    losses = [10.0] * 60 + [3.0] * 15 + [9.9] * 35
+    config, mesh = tiny_config(prepared.folder, tmp_path / "run"), Mesh(0, 1, 0, torch.device("cpu"))
+    main = trainer.Trainer(config, prepared, mesh, [], "test", runs.silent)
+    main.folder.path.mkdir()
+    rows = [{"kind": "train", "loss": loss, "largest_grad_norm": float(at)} for at, loss in enumerate(losses)]
+    runs.write_rows(main.folder.metrics, rows)
+    main.judge = Judge(32_768, one_mixture=True)
+    sent = []
+    monkeypatch.setattr(trainer, "from_main", lambda mesh, value: sent.append(value) or sent[0])
+    main.learn_what_is_usual()
+    main.mesh, first = replace(main.mesh, rank=1), main.judge
+    main.judge = Judge(32_768, one_mixture=True)
+    monkeypatch.setattr(runs, "read_rows", lambda path: pytest.fail("read by another rank"))
+    main.learn_what_is_usual()
+    assert [len(each) for each in sent] == [HISTORY, 0]
+    assert main.judge.usual == first.usual == [(loss, float(at)) for at, loss in enumerate(losses)][-HISTORY:]
 
 
 def test_nothing_is_said_before_it_is_known_what_is_usual():

@@ -67,6 +67,22 @@ def test_out_of_memory_names_the_key_and_a_value_that_fits(prepared, tmp_path, m
     assert ("lower translate.batch_tokens" in str(told.value)) == (place == "validation")
 
 
+def test_out_of_memory_in_a_validation_that_was_owed_is_told_as_well(prepared, tmp_path, monkeypatch):
+    def too_much(*arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    def config(hours):
+        return tiny_config(prepared.folder, tmp_path / "run", "validation.every=1", f"train.max_hours={hours}")
+
+    assert train(config("1e-9")) == "max_hours"
+    monkeypatch.setattr(trainer, "validation_loss", too_much)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(memory, "CPU_SLOTS", 512)
+    words = r"step 1: .* train\.tokens_per_gpu=512 fits; .* lower translate\.batch_tokens"
+    with pytest.raises(TrainingError, match=words):
+        train(config("9"), resume=True)
+
+
 def test_what_has_failed_is_not_named_as_what_fits(monkeypatch):
     """A trial knows nothing of what a compiler or a fragmented memory takes beside it."""
     monkeypatch.setattr(memory, "survives", lambda objective, arithmetic, rows, width, **_: rows <= 100)

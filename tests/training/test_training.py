@@ -235,9 +235,9 @@ class Scripted:
         return {"bleu": self.scores[moment.step]}
 
 
-def train_with_scores(config, data, scores, *, resume=False):
+def train_with_scores(config, data, scores, *, resume=False, progress=runs.silent):
     with joined("cpu", 60) as mesh:
-        trainer = Trainer(config, data, mesh, [Scripted(scores)], "test", runs.silent)
+        trainer = Trainer(config, data, mesh, [Scripted(scores)], "test", progress)
         trainer.begin(resume=resume)
         return trainer.run()
 
@@ -291,11 +291,29 @@ def test_a_run_that_ended_by_patience_is_left_alone_until_there_is_more_of_it(pr
     config = tiny_config(prepared.folder, run.path, *keys, "validation.patience=2")
     assert train_with_scores(config, prepared, SCORES) == "patience"
     before = [path.name for path in runs.checkpoint_folders(run)]
-    assert train_with_scores(config, prepared, SCORES, resume=True) == "patience"
+    said = []
+    again = train_with_scores(config, prepared, SCORES, resume=True, progress=lambda *what: said.append(what))
+    assert again == "patience"
+    assert said[-1] == ("stopping", 8, 10, "the run ended by validation.patience = 2; raise it to go on")
     assert [path.name for path in runs.checkpoint_folders(run)] == before
     more = tiny_config(prepared.folder, run.path, *keys, "validation.patience=3")
     train_with_scores(more, prepared, SCORES, resume=True)
     assert runs.step_of(runs.checkpoint_folders(run)[-1]) == 10
+
+
+def test_patience_with_one_metric_is_counted_anew_for_another(prepared, tmp_path):
+    run = runs.RunFolder(tmp_path / "run")
+    keys = ["train.log_every=1", "validation.every=2", "checkpoint.every=2", "validation.patience=2"]
+    config = tiny_config(prepared.folder, run.path, *keys, "train.max_steps=20")
+    assert train_with_scores(config, prepared, SCORES) == "patience"
+    falling = {step: -step for step in range(10, 22, 2)}  # the loss falls as well: only of BLEU is it no better
+    other = tiny_config(prepared.folder, run.path, *keys, "train.max_steps=14", "checkpoint.metric=loss")
+    assert train_with_scores(other, prepared, falling, resume=True) == "max_steps"
+    best = json.loads((run.checkpoint(14) / "training.json").read_text(encoding="utf-8"))["best"]
+    assert best["metric"] == "loss"
+    back = tiny_config(prepared.folder, run.path, *keys, "train.max_steps=20")
+    nothing = dict.fromkeys(range(10, 22, 2), math.nan)
+    assert train_with_scores(back, prepared, nothing, resume=True) == "patience", "scores that are no numbers count too"
 
 
 def test_divergence_is_said_in_words(prepared, tmp_path):

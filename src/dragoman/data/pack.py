@@ -257,7 +257,8 @@ class LongPairs:
 
 def row_counts(needed: list[int], corpora: Mixture, rows_per_step: int) -> list[int]:
     """Rows of every corpus, so many more than are needed that all steps of an epoch are full: one with few pairs would count as
-    much as any other."""
+    much as any other. In a mixture of corpora where an epoch has one or two such steps they may be less full, as every corpus
+    has whole rows."""
     shares = [
         max(1.0, corpus.times * count) for count, corpus in zip(needed, corpora, strict=True) if count and corpus.times
     ]

@@ -49,11 +49,14 @@ REASONS = {  # bits of NVML's clocks event reasons; being idle or set to a lower
 
 
 def handles() -> list[Any]:
+    """Cards that NVML can open. It counts those too that are broken or that we may not use, which CUDA leaves out as well."""
     try:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
         return []
+    cards = [ask(partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in range(count)]
+    return [card for card in cards if card is not None]
 
 
 def index_of(uuid: str) -> int | None:

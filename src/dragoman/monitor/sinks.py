@@ -39,7 +39,7 @@ class Sink(Protocol):
 
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool = False) -> None: ...
 
 
 class TensorBoard:
@@ -76,7 +76,7 @@ class TensorBoard:
         pace = numbers.get("step_seconds")
         return named | ({"global_step/sec": 1.0 / pace} if pace else {}) | ({OURS: 1.0} if kind == "valid" else {})
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self.writer.close()
 
 
@@ -91,8 +91,8 @@ class WandB:
     def write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         self.run.log({"step": step, **{f"{kind}/{key}": value for key, value in numbers.items()}})
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        self.run.finish(exit_code=int(failed))
 
 
 class MLflow:
@@ -117,8 +117,8 @@ class MLflow:
             self.run, [self.metric(f"{kind}.{key}", value, now, step) for key, value in numbers.items()]
         )
 
-    def close(self) -> None:
-        self.client.set_terminated(self.run)
+    def close(self, *, failed: bool = False) -> None:
+        self.client.set_terminated(self.run, "FAILED" if failed else "FINISHED")
 
 
 class Aside:
@@ -126,7 +126,7 @@ class Aside:
     takes the run for hung."""
 
     def __init__(self, sink: Sink):
-        self.sink, self.kind, self.warned = sink, type(sink).__name__, False
+        self.sink, self.kind, self.warned, self.failed = sink, type(sink).__name__, False, False
         self.rows: Queue[tuple[str, int, dict[str, float]] | None] = Queue(MOST_WAITING)
         self.thread = Thread(target=self.work, name=self.kind, daemon=True)
         self.thread.start()
@@ -135,7 +135,7 @@ class Aside:
         try:
             while row := self.rows.get():
                 self.sink.write(*row)
-            self.sink.close()
+            self.sink.close(failed=self.failed)
         except Exception as error:
             leave(self.kind, error)
 
@@ -149,8 +149,8 @@ class Aside:
                 log.warning(told, self.kind, f"{MOST_WAITING:,}")
             self.warned = True
 
-    def close(self) -> None:
-        until = time.monotonic() + LAST_SECONDS
+    def close(self, *, failed: bool = False) -> None:
+        until, self.failed = time.monotonic() + LAST_SECONDS, failed
         try:
             if self.thread.is_alive():
                 self.rows.put(None, timeout=LAST_SECONDS)
@@ -204,8 +204,8 @@ class Metrics:
         }
         self.tell(lambda sink: sink.write(row["kind"], row["step"], numbers))
 
-    def close(self) -> None:
-        self.tell(lambda sink: sink.close())
+    def close(self, *, failed: bool = False) -> None:
+        self.tell(lambda sink: sink.close(failed=failed))
 
     def tell(self, what: Callable[[Sink], None]) -> None:
         for sink in list(self.sinks):

@@ -74,10 +74,9 @@ def slow_rank(record: RunRecord) -> Found:
 
 def stalls(record: RunRecord) -> Found:
     """Single steps far above the median of their window. Where they lose their time differs when it is the whole host that stops.
-    With `local`, the step of an agreement is long by design."""
-    if machine.strategy_of(record) == "local":
-        return
-    found, lost, total, worst, phases = machine.windows(record), 0.0, 0.0, 0.0, Counter[str]()
+    Windows in which islands agree tell nothing: that step is long by design."""
+    found = [window for window in machine.windows(record) if not machine.holds_agreement(record, window)]
+    lost, total, worst, phases = 0.0, 0.0, 0.0, Counter[str]()
     usual = {name: statistics.median(window.mean(name) for window in found) for name in machine.PHASES} if found else {}
     for window in found:
         median, slowest = (number(window.row, f"{key}_step_seconds") for key in ("median", "slowest"))

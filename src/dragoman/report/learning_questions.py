@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dragoman.config.schedule import schedule_end
 from dragoman.report import units
 from dragoman.report.answer import Answer, Evidence
-from dragoman.report.measures import comparable, last_step, relabelled, series, stop_reason
+from dragoman.report.measures import comparable, last_step, relabelled, researched, series, stop_reason
 from dragoman.report.read import RunRecord, column, number
 from dragoman.report.stats import Estimate, slope, spread
 from dragoman.report.time_questions import why_it_stopped
@@ -54,7 +54,8 @@ def line_length(steps: list[int]) -> int:
 
 def scored(record: RunRecord, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of the validations of which this value is the same measure."""
-    return series(record.valid_rows if key == "bleu" else comparable(record, record.valid_rows), key)
+    since = researched(record) if key == "bleu" else relabelled(record)
+    return series([row for row in record.valid_rows if row["step"] > since], key)
 
 
 def since_relabelled(record: RunRecord) -> str:
@@ -172,10 +173,8 @@ def state_evidence(record: RunRecord) -> Evidence:
     if reached := list(zip(*reversed(scored(record, "bleu")), strict=True)):
         best, at = max(reached)
         rows.append(("Best validation BLEU", f"{best:.1f} at step {at:,}"))
-    if since := relabelled(record):
-        rows.append(
-            ("Not compared", f"losses up to step {since:,}: the run was resumed there with another label smoothing")
-        )
+    if apart := not_compared(record):
+        rows.append(("Not compared", apart))
     planned = f" of {record.config.train.max_steps:,} planned" if record.config else ""
     rows.append(("Steps", f"{units.count(last_step(record))}{planned}"))
     if forced := column(record.valid_rows, "teacher_forced_bleu"):
@@ -185,6 +184,16 @@ def state_evidence(record: RunRecord) -> Evidence:
     if floor is not None:
         rows.append(("Lowest loss that label smoothing allows", f"{floor:.4f} nats per target token"))
     return [*rows, ("Why it stopped", why_it_stopped(record))]
+
+
+def not_compared(record: RunRecord) -> str:
+    """Scores that are left out because they measure something else than the last ones."""
+    labels, search = "another label smoothing", "another search or number of sentences"
+    told = [("losses", relabelled(record), labels), ("BLEU", researched(record), search)]
+    left_out = [(name, since, other) for name, since, other in told if since]
+    return "; ".join(
+        f"{name} up to step {since:,}: the run was resumed there with {other}" for name, since, other in left_out
+    )
 
 
 class Gap(NamedTuple):

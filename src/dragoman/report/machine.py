@@ -101,6 +101,18 @@ def strategy_of(record: RunRecord) -> str:
     return text(section(record.environment, "exchange"), "strategy") or planned
 
 
+def holds_agreement(record: RunRecord, window: Window) -> bool:
+    """Whether one of its steps, a multiple of `inner_steps`, may have waited until islands agreed, as with `local`. Where the
+    configuration or the hosts are not recorded, it may."""
+    if strategy_of(record) != "local":
+        return False
+    parallel, world = record.config and record.config.parallel, len(window.ranks["idle"])
+    in_island = parallel.ranks_per_island if parallel else 0
+    several = world > in_island if in_island else world > 1 and len(record.hosts) != 1
+    every = parallel.inner_steps if parallel else 1
+    return several and window.step // every > (window.step - window.steps) // every
+
+
 @once
 def waits(record: RunRecord) -> Waits:
     """Means over all steps. Raises where no spans are recorded."""

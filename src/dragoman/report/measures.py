@@ -3,6 +3,7 @@ rates obey the formula, what a checkpoint should weigh. Raises NotRecorded where
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -250,21 +251,51 @@ def quantile(values: list[float], weights: list[int], share: float) -> float:
 
 
 def rescheduled(record: RunRecord) -> int:
-    """The step of the last resume with another schedule: the formula before it is not written down any more. 0 without one."""
+    """The step since which the schedule is in force: the formula before it is not written down any more. 0 where it always was."""
     endless = record.config is not None and record.config.schedule.policy in ("fixed", "transformer")
     keys = ("schedule.",) if endless else ("schedule.", "train.max_steps ")  # where the end of the run shapes the curve
     return resumed_with(record, *keys)
 
 
 def resumed_with(record: RunRecord, *keys: str) -> int:
-    """The step of the last start with another value of such a key of the configuration; 0 without one."""
-    changed = [row for row in starts(record) if any(str(each).startswith(keys) for each in row.get("changed") or [])]
-    return int(number(changed[-1], "step") or 0) if changed else 0
+    """The step since which such keys of the configuration have the values that they have now; 0 where all that was kept was made
+    with them. Back from the end: a later start at an earlier step made the rows since then anew, and values under which no row
+    was kept do not matter."""
+    since = float("inf")
+    others: dict[str, str] = {}  # keys that had another value then, with that of now
+    for row in reversed(record.events_of("start", "resume", "roll_back")):
+        step = int(number(row, "step") or 0)
+        if others and has_rows(record, step, since):
+            break
+        since = since if others else min(since, step)
+        for name, before, after in differences_told(row, keys):
+            now = others.pop(name, after)
+            if now != before:
+                others[name] = now
+    return int(since) if others else 0
+
+
+def has_rows(record: RunRecord, since: int, until: float) -> bool:
+    return any(since < each["step"] <= until for each in (*record.train_rows, *record.valid_rows))
+
+
+def differences_told(start: Row, keys: tuple[str, ...]) -> list[list[str]]:
+    """Key, value before and value after of what was changed on a start: `train.max_steps 600 -> 800`."""
+    found = [re.fullmatch(r"(\S+) (.*) -> (.*)", str(each)) for each in start.get("changed") or []]
+    return [list(each.groups()) for each in found if each and each[0].startswith(keys)]
 
 
 def relabelled(record: RunRecord) -> int:
-    """The step of the last resume with another label smoothing: the loss before it is another quantity."""
+    """The step since which the label smoothing is what it is: the loss before it is another quantity."""
     return resumed_with(record, "train.label_smoothing ")
+
+
+def researched(record: RunRecord) -> int:
+    """The step since which validation sentences are the same and translated by the same search: BLEU before it is of other ones. A
+    length penalty has no meaning where there is nothing to choose from."""
+    greedy = record.config is not None and record.config.validation.beam == 1
+    keys = ["validation.beam ", "validation.bleu_sentences ", "translate.extra_length "]
+    return resumed_with(record, *keys, *([] if greedy else ["translate.length_penalty "]))
 
 
 def comparable(record: RunRecord, rows: list[Row]) -> list[Row]:

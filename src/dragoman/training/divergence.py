@@ -37,13 +37,24 @@ class Judge:
 
     def learn(self, rows: Iterable[tuple[float, float]]) -> None:
         """What was usual before this start, by loss and longest gradient of all rows: as if this one had seen them all."""
-        self.losses.clear()
-        self.norms.clear()
-        self.forget_bad_rows()
+        self.remember([])
         for loss, norm in rows:
             if loss <= self.loss_limit:
                 self.losses.append(loss)
                 self.norms.append(norm)
+
+    @property
+    def usual(self) -> list[tuple[float, float]]:
+        """What is kept of the rows: loss and longest gradient of each."""
+        return list(zip(self.losses, self.norms, strict=True))
+
+    def remember(self, usual: list[tuple[float, float]]) -> None:
+        """What another one has learnt. Learning it again may leave rows out: it depends on those before."""
+        self.losses.clear()
+        self.norms.clear()
+        self.losses.extend(loss for loss, _ in usual)
+        self.norms.extend(norm for _, norm in usual)
+        self.forget_bad_rows()
 
     def forget_bad_rows(self) -> None:
         self.bad_steps = self.bad_rows = 0

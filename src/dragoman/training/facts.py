@@ -229,7 +229,7 @@ def by_host(told: list[tuple[dict[str, Any], str, int | None]], offsets: list[fl
 
 
 def card_of(mesh: Mesh) -> int | None:
-    """NVML's number of this rank's GPU: CUDA counts visible ones only."""
+    """The place of this rank's GPU among those of the host: CUDA counts visible ones only."""
     if mesh.device.type != "cuda":
         return None
     uuid = getattr(torch.cuda.get_device_properties(mesh.device), "uuid", None)

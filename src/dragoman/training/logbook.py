@@ -6,8 +6,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, BinaryIO
 
 from dragoman import runs
@@ -43,10 +45,26 @@ class Logbook:
             self.metrics = Metrics(self.folder.metrics, sinks(self.folder, monitor))
             self.reached = self.folder.reached.open("r+b")
 
-    def close(self) -> None:
-        for file in (self.metrics, self.reached):
-            if file:
-                self.put_down(file.close)
+    def close(self, *, failed: bool = False) -> None:
+        """`failed`: servers that show how a run ended are told so."""
+        metrics, reached = self.metrics, self.reached
+        self.metrics = self.reached = None
+        if metrics:
+            self.put_down(partial(metrics.close, failed=failed))
+        if reached:
+            self.put_down(reached.close)
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Otherwise the last rows would be lost, and servers would show a run that goes on for ever. Where it does go on, by its
+        next owner, nothing is ended."""
+        try:
+            yield
+        except owner.FencedError:
+            raise
+        except BaseException:
+            self.close(failed=True)
+            raise
 
     # --- numbers ---
 

@@ -191,7 +191,7 @@ class Trainer:
                 runs.write_json(self.folder.start, self.taken | {"frozen": self.frozen})
                 self.logbook.tell("starting", start.told(self.taken))
         self.saver.claim = from_main(self.mesh, self.saver.claim)
-        self.judge.learn(self.usual_rows())
+        self.learn_what_is_usual()
 
     def run(self) -> str:
         """Train to the end; returns the reason for stopping."""
@@ -202,13 +202,16 @@ class Trainer:
             self.end(TIME_LIMIT)
             return TIME_LIMIT
         if self.no_better and not self.state.owes_validation:  # likewise
+            patience = self.config.validation.patience
+            self.logbook.tell("stopping", f"the run ended by validation.patience = {patience}; raise it to go on")
             self.end(PATIENCE)
             return PATIENCE
         monitor = self.config.monitor
         self.logbook.open(monitor)
         file = self.folder.telemetry / f"{self.logbook.host_of[self.mesh.rank]}.jsonl"
         telemetry = sampling(file, monitor.interval_seconds, enabled=monitor.telemetry and self.first_of_host)
-        with self.stopping.listening(partial(self.logbook.tell, "stopping")):  # until the last checkpoint is written
+        listening = self.stopping.listening(partial(self.logbook.tell, "stopping"))
+        with listening, self.logbook.closed_on_failure():  # until the last checkpoint is written
             try:
                 with telemetry:
                     if self.first_of_host:
@@ -240,7 +243,7 @@ class Trainer:
         time_exchanges(wrapped)
         self.within_memory(wrapped, self.settle, wrapped)
         pin = self.mesh.device.type == "cuda"
-        if self.state.owes_validation and (over := self.do_what_is_due("")):
+        if self.state.owes_validation and (over := self.within_memory(wrapped, self.do_what_is_due, "")):
             return over
         reason = ROLLED_BACK
         try:
@@ -373,18 +376,23 @@ class Trainer:
             owner.require(self.folder, self.saver.claim)
             checkpoint.tidy(self.folder, self.state.step)
             self.logbook.put_down(self.logbook.forget_lost_rows)
-        self.judge.learn(self.usual_rows())
+        self.learn_what_is_usual()
         self.stopping.forget()
         steps = {"from_step": lost, "lost_steps": lost - self.state.step}
         self.logbook.event("roll_back", **steps, checkpoint=source.name, reason=reason)
         self.logbook.tell("rolling back", f"{reason}; back from step {lost} to {source.name}")
 
+    def learn_what_is_usual(self) -> None:
+        """From all rows, which the main rank reads. The others get what it keeps of them: a long run has megabytes of rows."""
+        if self.mesh.is_main:
+            self.judge.learn(self.usual_rows())
+        self.judge.remember(from_main(self.mesh, self.judge.usual))
+
     def usual_rows(self) -> list[tuple[float, float]]:
-        """Loss and longest gradient of all rows, as the main rank reads them."""
-        rows = runs.read_rows(self.folder.metrics) if self.mesh.is_main else []
+        """Loss and longest gradient of all rows."""
+        rows = runs.read_rows(self.folder.metrics)
         train = [(row.get("loss"), row.get("largest_grad_norm")) for row in rows if row.get("kind") == "train"]
-        known = [(loss, norm) for loss, norm in train if isinstance(loss, float) and isinstance(norm, float)]
-        return from_main(self.mesh, known)
+        return [(loss, norm) for loss, norm in train if isinstance(loss, float) and isinstance(norm, float)]
 
     # --- memory ---
 
@@ -418,7 +426,7 @@ class Trainer:
             if not memory.ran_out(error):
                 raise
         # Out here: the error holds on to the step that failed.
-        raise self.out_of_memory(wrapped, validating=do == self.look_back)
+        raise self.out_of_memory(wrapped, validating=do in (self.look_back, self.do_what_is_due))
 
     def out_of_memory(self, wrapped: nn.Module, *, validating: bool = False) -> TrainingError:
         """In words, with a value that fits now."""
@@ -481,9 +489,10 @@ class Trainer:
 
     @property
     def no_better(self) -> bool:
-        """For as many validations as somebody had patience for."""
-        patience = self.config.validation.patience
-        return patience > 0 and self.state.stale_validations >= patience
+        """For as many validations as somebody had patience for; of another metric they say nothing."""
+        patience, metric = self.config.validation.patience, self.config.checkpoint.metric
+        same = self.state.best.get("metric", metric) == metric
+        return same and patience > 0 and self.state.stale_validations >= patience
 
     def check_replicas(self) -> None:
         """Ranks that must hold the same weights do; whoever does not is named, before anything of it is validated or saved."""
@@ -526,8 +535,9 @@ class Trainer:
         metric = self.config.checkpoint.metric
         if metric not in scores:
             return False
-        best = self.state.best.get("score") if self.state.best.get("metric") == metric else None
-        if checkpoint.better(scores[metric], best, metric):
+        if self.state.best.get("metric", metric) != metric:  # what was counted so far, was for that one
+            self.state.best, self.state.stale_validations = {}, 0
+        if checkpoint.better(scores[metric], self.state.best.get("score"), metric):
             self.state.best = {"metric": metric, "score": scores[metric], "step": self.state.step}
             self.state.stale_validations = 0
             return True
