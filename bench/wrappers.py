@@ -79,9 +79,7 @@ def main() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         contenders = {name: Contender(name, config, mesh, folder, data) for name in STRATEGIES}
         losses = {name: each.losses(options.steps) for name, each in contenders.items()}
-        apart = {
-            name: max(abs(a - b) / b for a, b in zip(losses[name], losses["none"], strict=True)) for name in STRATEGIES
-        }
+        apart = {name: farthest(losses[name], losses["none"]) for name in STRATEGIES}
         blocks: dict[str, list[float]] = {name: [] for name in STRATEGIES}
         for turn in range(options.rounds):
             for name in sorted(STRATEGIES, reverse=bool(turn % 2)):
@@ -97,7 +95,13 @@ def main() -> None:
         print(f"{name:6s} {step:9.2f} ms a step, {slower[name]:+7.2%}; {close}")
     last = {name: round(each[-1], 5) for name, each in losses.items()}
     facts = {"bench": "wrappers", "device": mesh.device.type, "run_file": options.run_file, "last_losses": last}
+    apart["fsdp from ddp"] = farthest(losses["fsdp"], losses["ddp"])
     print(json.dumps(facts | {"slower_than_none": slower, "losses_apart": apart, "rounds": options.rounds}))
+
+
+def farthest(losses: list[float], others: list[float]) -> float:
+    """Step by step, relative."""
+    return max(abs(a - b) / b for a, b in zip(losses, others, strict=True))
 
 
 if __name__ == "__main__":

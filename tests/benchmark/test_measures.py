@@ -216,6 +216,10 @@ def test_peaks_of_devices(name, peak):
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", "optimizer"),
         ("Memcpy HtoD (Pinned -> Device)", "other"),
         ("aten::mm_", "other"),
+        ("AddNormBackward", "normalisation and dropout"),
+        ("aten::_softmax", "attention"),
+        ("aten::_log_softmax", "loss"),
+        ("SmoothedSums", "loss"),
     ],
 )
 def test_kinds_of_kernels(kernel, kind):

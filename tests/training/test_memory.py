@@ -83,6 +83,17 @@ def test_out_of_memory_in_a_validation_that_was_owed_is_told_as_well(prepared, t
         train(config("9"), resume=True)
 
 
+def test_a_host_out_of_memory_is_a_line_and_nothing_is_tried(prepared, tmp_path, monkeypatch):
+    def too_much(*arguments, **options):
+        torch.empty(1 << 60)  # more than any machine has, in torch's own words
+
+    monkeypatch.setattr(trainer, "update", too_much)
+    monkeypatch.setattr(memory, "rows_that_fit", lambda *arguments, **options: pytest.fail("tried"))
+    words = r"the host ran out of memory with train\.tokens_per_gpu = 1024; try train\.tokens_per_gpu=512\."
+    with pytest.raises(TrainingError, match=words):
+        train(tiny_config(prepared.folder, tmp_path / "run"))
+
+
 def test_what_has_failed_is_not_named_as_what_fits(monkeypatch):
     """A trial knows nothing of what a compiler or a fragmented memory takes beside it."""
     monkeypatch.setattr(memory, "survives", lambda objective, arithmetic, rows, width, **_: rows <= 100)
@@ -183,7 +194,7 @@ def test_a_device_without_room_for_one_row_is_told(prepared, tmp_path, monkeypat
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-def test_on_a_gpu_what_was_found_trains_and_twice_as_much_does_not(prepared, tmp_path):
+def test_on_a_gpu_what_was_found_trains_and_the_whole_batch_does_not(prepared, tmp_path):
     """Most of the memory is taken away first, so that the limit is near."""
     free, total = torch.cuda.mem_get_info()
     taken = torch.empty(free - int(0.08 * total) - 3 * 2**30, dtype=torch.uint8, device="cuda")

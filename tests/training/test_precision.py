@@ -9,6 +9,7 @@ from support import as_overrides, dragoman, tiny_config
 
 from dragoman.config.load import to_toml
 from dragoman.errors import TrainingError
+from dragoman.model import ops
 from dragoman.parallel.mesh import Mesh
 from dragoman.runs import RunFolder, read_rows, write_json, write_text
 from dragoman.training import facts, precision
@@ -120,6 +121,17 @@ def test_bf16_learns_what_fp32_learns(prepared, tmp_path):
     assert losses["bf16"] != losses["fp32"]
 
 
+def test_fp8_without_its_kernels_is_refused_and_no_bf16_in_disguise(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(ops, "cannot_compile", lambda device: "there is no C compiler")
+    with pytest.raises(TrainingError, match=r'"fp8" needs kernels .* there is no C compiler; .*"bf16"'):
+        precision.resolve("fp8", gpu)
+    assert precision.resolve("bf16", gpu) == "bf16"
+    monkeypatch.setattr(ops, "cannot_compile", lambda device: "")
+    assert precision.resolve("fp8", gpu) == "fp8"
+
+
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @pytest.mark.parametrize("name", ["tf32", "bf16", "fp16", "fp8"])
 def test_every_precision_learns_what_fp32_learns_on_a_gpu(prepared, tmp_path, name):
@@ -131,9 +143,10 @@ def test_every_precision_learns_what_fp32_learns_on_a_gpu(prepared, tmp_path, na
         "model.heads=16",
         "schedule.learning_rate=0.5",
     ]
-    losses = {each: last_loss(prepared, tmp_path / each, each, *wide) for each in ("fp32", name)}
+    others = {"fp32", "bf16"} - {name}
+    losses = {each: last_loss(prepared, tmp_path / each, each, *wide) for each in (*others, name)}
     assert losses[name] == pytest.approx(losses["fp32"], rel=0.01)
-    assert losses[name] != losses["fp32"]
+    assert all(losses[name] != losses[each] for each in others), "it is an arithmetic of its own"
 
 
 def test_the_scale_of_fp16_survives_a_restart():

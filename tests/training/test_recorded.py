@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import as_overrides, dragoman, tiny_config
 
-from dragoman.runs import read_rows
+from dragoman.runs import read_json, read_rows
 from dragoman.training.recorded import WARM_UP, Recorded
 
 
@@ -55,6 +55,8 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch, caplog):
 def losses(prepared, run, *overrides):
     config = tiny_config(prepared.folder, run, "train.max_steps=12", "train.device=cuda", *overrides)
     dragoman("train", "tiny", *as_overrides(config), "--nproc", "1")
+    assert read_json(run / "environment.json")["compile"], "what is not compiled is not recorded"
+    assert "could not be recorded" not in (run / "log" / "rank-000.log").read_text()
     return [row["loss"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "train"]
 
 

@@ -17,11 +17,11 @@ ANNOTATIONS = ("##", "Torch-Compiled", "CompiledFunction", "ProfilerStep", "Opti
 # The first kind whose pattern is found in the name of a kernel. Compiled kernels carry the names of what was fused.
 KINDS = {
     "optimizer": r"adam|multi_tensor|foreach|lpnorm",
-    "attention": r"flash|fmha|attention|sdpa|flex",
+    "attention": r"flash|fmha|attention|sdpa|flex|::_softmax|masked_fill",
     "matrix products": r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|wgmma|::mm$|::addmm|::bmm|matmul|mkldnn|onednn",
-    "loss": r"^loss$|log_?softmax|logsumexp|cross_entropy|nll",
+    "loss": r"^loss$|log_?softmax|logsumexp|cross_entropy|nll|smoothedsums",
     "numbers into 8 bits": r"^shrink|^turn$",
-    "normalisation and dropout": r"add_norm|layer_?norm|activ|relu_backward|dropout|bernoulli|philox|rand",
+    "normalisation and dropout": r"add_?norm|layer_?norm|activ|relu_backward|dropout|bernoulli|philox|rand",
 }
 
 

@@ -61,7 +61,8 @@ def measure_step(
     with joined(config.train.device, config.train.timeout_seconds) as mesh, opened(config, mesh) as (data, folder):
         trainer = begun(config, data, mesh, folder / "run")
         figures.forget_peak_memory(mesh.device)
-        take = partial(timed_update, trainer, trainer.wrapped())
+        wrapped = trainer.wrapped()
+        take = partial(trainer.within_memory, wrapped, timed_update, trainer, wrapped)
         batches = cycle(on_device(trainer))
         for step in islice(batches, warmup):
             take(step)

@@ -10,14 +10,18 @@ import typer
 
 from dragoman.cli.hosts import Overrides
 from dragoman.cli.tell import table
-from dragoman.config import load_config
+from dragoman.config import Config, load_config
 from dragoman.runs import write_json
 
 app = typer.Typer(
     help="Measure the speed of training: the real loop, the bare step, or the loader alone.", no_args_is_help=True
 )
 
-RunFile = Annotated[str, typer.Argument(help="A run file (TOML), or the name of a preset.")]
+BASE, SMALL = "transformer-base", "tiny"  # where nobody names one; a CPU takes an hour for a few steps of the first
+RunFile = Annotated[
+    Optional[str],
+    typer.Argument(help="A run file (TOML), or the name of a preset.", show_default=f"{BASE}, on a CPU {SMALL}"),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Steps to measure.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps before that: compilation and the first allocations.")]
 Peak = Annotated[Optional[float], typer.Option(min=0.001, help="Of one device, for the MFU.", show_default="its own")]
@@ -64,9 +68,17 @@ ROWS = {  # key: what it is, how it is written, its unit
 }
 
 
+def chosen(run_file: str | None, overrides: list[str] | None) -> Config:
+    if run_file is None:
+        from dragoman.parallel.mesh import pick_device
+
+        run_file = SMALL if pick_device("auto").type == "cpu" else BASE
+    return load_config(run_file, overrides)
+
+
 @app.command()
 def train(
-    run_file: RunFile = "transformer-base",
+    run_file: RunFile = None,
     overrides: Overrides = None,
     steps: Steps = 100,
     warmup: Warmup = 20,
@@ -74,7 +86,7 @@ def train(
     json_file: JsonFile = None,
 ) -> None:
     """The real training loop, with loader and logging; also over several ranks, with torchrun."""
-    config = load_config(run_file, overrides)
+    config = chosen(run_file, overrides)
     from dragoman.benchmark.train import measure_training
     from dragoman.cli import progress
 
@@ -85,7 +97,7 @@ def train(
 
 @app.command()
 def step(
-    run_file: RunFile = "transformer-base",
+    run_file: RunFile = None,
     overrides: Overrides = None,
     steps: Steps = 20,
     warmup: Warmup = 10,
@@ -94,7 +106,7 @@ def step(
     json_file: JsonFile = None,
 ) -> None:
     """The bare step on batches that are there already: forward, backward, optimizer and the rest."""
-    config = load_config(run_file, overrides)
+    config = chosen(run_file, overrides)
     from dragoman.benchmark.step import measure_step
 
     tell(measure_step(config, count=steps, warmup=warmup, peak_tflops=peak_tflops, profile=profile), json_file)
@@ -102,13 +114,13 @@ def step(
 
 @app.command()
 def loader(
-    run_file: RunFile = "transformer-base",
+    run_file: RunFile = None,
     overrides: Overrides = None,
     steps: Steps = 50,
     json_file: JsonFile = None,
 ) -> None:
     """The loader alone: packing and tensors, made when asked for and by the thread that works ahead."""
-    config = load_config(run_file, overrides)
+    config = load_config(run_file or BASE, overrides)
     from dragoman.benchmark.loader import measure_loader
 
     tell(measure_loader(config, count=steps), json_file)

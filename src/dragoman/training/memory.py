@@ -97,6 +97,11 @@ def ran_out(error: RuntimeError) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError) or "ALLOC_FAILED" in words or "out of memory" in words.lower()
 
 
+def host_ran_out(error: RuntimeError) -> bool:
+    """Whether it means that the host's is."""
+    return "can't allocate memory" in str(error)
+
+
 def full_batch(rows: int, width: int) -> Batch:
     """Of the types that training has: for others kernels would be compiled that nobody needs."""
     ids, position = (

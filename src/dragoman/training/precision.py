@@ -21,6 +21,7 @@ from functools import cache
 import torch
 
 from dragoman.errors import TrainingError
+from dragoman.model import ops
 
 # Products of the shapes that training has, in both types: prints how many times faster bf16 is.
 PROBE = """
@@ -96,6 +97,10 @@ def check_gpu(wanted: str, device: torch.device) -> None:
         raise TrainingError(
             f'train.precision = "{wanted}" needs a GPU of compute capability {needed[0]}.{needed[1]}, '
             f'{torch.cuda.get_device_name(device)} has {has[0]}.{has[1]}; set train.precision = "auto"'
+        )
+    if wanted == "fp8" and (why := ops.cannot_compile(device)):
+        raise TrainingError(
+            f'train.precision = "fp8" needs kernels that are compiled here, and {why}; or set train.precision = "bf16"'
         )
 
 

@@ -423,27 +423,30 @@ class Trainer:
         try:
             return do(*what)
         except RuntimeError as error:
-            if not memory.ran_out(error):
+            of_host = memory.host_ran_out(error)
+            if not (of_host or memory.ran_out(error)):
                 raise
         # Out here: the error holds on to the step that failed.
-        raise self.out_of_memory(wrapped, validating=do in (self.look_back, self.do_what_is_due))
+        raise self.out_of_memory(wrapped, validating=do in (self.look_back, self.do_what_is_due), of_host=of_host)
 
-    def out_of_memory(self, wrapped: nn.Module, *, validating: bool = False) -> TrainingError:
+    def out_of_memory(self, wrapped: nn.Module, *, validating: bool = False, of_host: bool = False) -> TrainingError:
         """In words, with a value that fits now."""
         self.state.optimizer.zero_grad(set_to_none=True)
         if isinstance(wrapped, Recorded):
             wrapped.recordings.clear()
         torch.cuda.empty_cache()
         rows, width = self.share.rows_per_micro_batch, self.packing.width
-        if self.mesh.world > 1:  # trying what fits would have ranks wait for each other: a pass of DDP was cut off
+        if self.mesh.world > 1 or of_host:
+            # Trying what fits would have ranks wait for each other, as a pass of DDP was cut off; and a host may kill who tries.
             fitting, remedy = rows // 2 * width, "try train.tokens_per_gpu={}"
         else:
             fitting, remedy = self.rows_that_fit(fewer_than=rows) * width, "train.tokens_per_gpu={} fits"
         remedy = remedy.format(fitting) if fitting else "not even one row fits: choose a smaller model"
         if validating:
             remedy += "; where it is the search for BLEU that does not fit, lower translate.batch_tokens"
+        who = "the host" if of_host else self.mesh.device
         return TrainingError(
-            f"step {self.state.step}: {self.mesh.device} ran out of memory with train.tokens_per_gpu = {rows * width}; {remedy}. "
+            f"step {self.state.step}: {who} ran out of memory with train.tokens_per_gpu = {rows * width}; {remedy}. "
             f"Checkpoints are in {self.folder.checkpoints}"
         )
 
