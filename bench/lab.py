@@ -176,9 +176,9 @@ class Lab:
         found = sh(f"ip netns pids {self.space(host)} 2>/dev/null", check=False)
         return [int(pid) for pid in found.split()]
 
-    def left_behind(self) -> list[int]:
-        """Processes in any host, after those that are on their way out have gone."""
-        deadline = time.monotonic() + 60.0
+    def left_behind(self, seconds: float = 60.0) -> list[int]:
+        """Processes in any host, after those that are on their way out have had so long to go."""
+        deadline = time.monotonic() + seconds
         while (left := [pid for host in self.hosts for pid in self.processes(host)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left

@@ -120,7 +120,7 @@ class Starter:
         words = self.words(*overrides, **details)
         result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=self.limit, check=False)
         assert not check or result.returncode == 0, result.stderr
-        assert self.lab.left_behind() == []
+        assert self.lab.left_behind(seconds=self.limit / 3) == []
         return result
 
 

@@ -19,11 +19,12 @@ import psutil
 import pytest
 from support import tiny_config
 
-from dragoman.cli.hosts import inspect, own_bytes
+from dragoman.cli.hosts import inspect
 from dragoman.config import load_config, to_toml
 from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
 from dragoman.parallel import doctor, hosts, network
+from dragoman.parallel.doctor import own_bytes
 
 
 class Spoken(hosts.Host):

@@ -212,7 +212,7 @@ def test_ranks_end_with_their_launcher(prepared, tmp_path, number):
 def test_a_host_that_falls_silent_is_given_up():
     """TCP alone would wait for it for a quarter of an hour."""
     fleet = Fleet.__new__(Fleet)
-    fleet.hosts = [Host("a", 1), Host("b", 1)]
+    fleet.hosts, fleet.inbox = [Host("a", 1), Host("b", 1)], queue.Queue()
     for host, silent in zip(fleet.hosts, (1.0, 60.0), strict=True):
         host.connect(["sleep", "600"], queue.Queue())
         host.heard = time.monotonic() - silent
@@ -220,6 +220,8 @@ def test_a_host_that_falls_silent_is_given_up():
     speaks, is_silent = fleet.hosts
     assert is_silent.process.wait(10) == -signal.SIGKILL
     assert "silent for 30 s" in is_silent.words
+    assert fleet.inbox.get_nowait() == (is_silent, {"lost": True}), "whatever holds its end of the line open"
+    assert fleet.inbox.empty()
     assert speaks.process.poll() is None
     speaks.process.kill()
     speaks.process.wait()

@@ -136,6 +136,32 @@ def test_the_plainest_that_is_fast_enough_is_recommended(rate, latency, chosen):
     assert plan.recommended(plan.forecasts(setting)).name == chosen
 
 
+@pytest.mark.parametrize("rate", ["3gbit", "9gbit", "25gbit"])
+def test_what_travels_beside_no_computing_is_waited_for(rate):
+    """An embedding of a quarter of the model: gathered first, scattered last, and the last gradient of all."""
+    setting = replace(REFERENCE, ranks_per_host=1, bytes_per_s=plan.parse_rate(rate), ready_last=32_768 * 512)
+    travel = 4 * setting.ready_last / setting.bytes_per_s
+    sharded, ddp = plan.forecast(setting, "fsdp"), plan.forecast(setting, "ddp")
+    assert sharded.exposed_seconds >= travel  # half of it twice, between two
+    assert ddp.exposed_seconds >= travel * 0.999
+    assert plan.forecast(replace(setting, ready_last=0), "ddp").exposed_seconds <= ddp.exposed_seconds
+    assert plan.forecast(replace(setting, hosts=1), "fsdp").exposed_seconds == 0
+
+
+def test_pieces_are_for_memory_and_never_recommended_for_speed():
+    for rate in ("100mbit", "1gbit", "3gbit", "9gbit", "25gbit", "100gbit"):
+        for compute in (0.02, 0.3, 3.0):
+            setting = replace(REFERENCE, gathered_once=0, bytes_per_s=plan.parse_rate(rate), compute_seconds=compute)
+            assert plan.recommended(plan.forecasts(setting)).strategy not in ("fsdp", "hybrid")
+
+
+def test_islands_that_are_no_hosts_are_not_planned():
+    words = ["plan", "tiny", NOT_PREPARED, "--hosts", "2", "--gpus", "2", "--compute-seconds", "1"]
+    result = CliRunner().invoke(app, [*words, "parallel.ranks_per_island=1"])
+    assert "parallel.ranks_per_island = 1: islands are planned as hosts, of 2 ranks here" in str(result.exception)
+    assert CliRunner().invoke(app, [*words, "parallel.ranks_per_island=2"]).exit_code == 0
+
+
 @pytest.mark.parametrize("text", ["fast", "1", "1 GB/s", "", "0gbit", "0.0 Mbit/s", "1.2.3gbit"])
 def test_a_bandwidth_that_is_none_is_refused(text):
     with pytest.raises(DragomanError, match="write it as 1gbit"):

@@ -203,14 +203,17 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(prepared, tmp_path):
     assert checkpoint.newest_sound(run).source == run.checkpoint(4)
 
 
-def test_ranks_of_an_island_that_drift_apart_are_found(prepared, tmp_path):
-    island = ["parallel.strategy=local", "parallel.ranks_per_island=2", "parallel.compare_every=1"]
+@pytest.mark.parametrize(("strategy", "ranks", "alike"), [("local", 2, [0, 1]), ("hybrid", 4, [1, 3])])
+def test_ranks_that_drift_apart_are_found_among_those_that_hold_the_same(prepared, tmp_path, strategy, ranks, alike):
+    """The ranks of an island, with hybrid those of all islands that have the same piece."""
+    island = [f"parallel.strategy={strategy}", "parallel.ranks_per_island=2", "parallel.compare_every=1"]
     config = tiny_config(prepared.folder, tmp_path / "run", *island, "train.max_steps=9")
-    words = ["train", "tiny", *as_overrides(config), "--nproc", "2", "--simulate-fault", "drift:rank=1,step=3"]
+    fault = f"drift:rank={ranks - 1},step=3"
+    words = ["train", "tiny", *as_overrides(config), "--nproc", str(ranks), "--simulate-fault", fault]
     result = dragoman(*words, check=False)
     assert result.returncode == 1
     [drift] = [row for row in runs.read_rows(tmp_path / "run" / "events.jsonl") if row["event"] == "drift"]
-    assert (drift["step"], drift["ranks"]) == (3, [0, 1])
+    assert (drift["step"], drift["ranks"]) == (3, alike)
 
 
 def test_a_disk_that_is_away_when_a_checkpoint_is_opened_is_no_damage(tmp_path, monkeypatch):

@@ -120,13 +120,17 @@ def setting_of(
     fitting: int | None = None,
 ) -> plan.Setting:
     """`fitting`: what train.tokens_per_gpu = "auto" has come to; otherwise everything at once."""
-    pieces, train = vocabulary(config), config.train
+    pieces, train, island = vocabulary(config), config.train, config.parallel.ranks_per_island
+    if island not in (0, gpus):
+        told = f"parallel.ranks_per_island = {island}: islands are planned as hosts, of {gpus} ranks here; leave it out"
+        raise ConfigError([told], "dragoman plan")
     count, learning = parameters(config, pieces)
     at_once = fitting or train.batch_tokens if train.tokens_per_gpu == "auto" else train.tokens_per_gpu
     return plan.Setting(
         parameters=learning,
         frozen=count - learning,
         gathered_once=sum(pieces) * config.model.d_model,
+        ready_last=(pieces[1] or pieces[0]) * config.model.d_model if learning == count else 0,
         hosts=hosts,
         ranks_per_host=gpus,
         compute_seconds=seconds,

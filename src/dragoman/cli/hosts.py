@@ -13,7 +13,6 @@ import typer
 
 from dragoman import __version__
 from dragoman.config import load_config
-from dragoman.config.schema import Parallel
 from dragoman.errors import ConfigError, DataError, DragomanError
 from dragoman.runs import digest_of
 
@@ -158,7 +157,6 @@ def doctor(
     count, learning = parameters(config, vocabulary(config))
     checkpoint = size.checkpoint_bytes(count, averaged=config.train.average_decay > 0, trainable=learning)
     cluster = cluster_of(hosts, rsh, folder, python, interface, port)
-    checkpoint += own_bytes(config.parallel, [ranks for _, ranks in cluster.hosts], learning)
     verdicts = []
     marks = {"ok": "ok     ", "warning": "WARNING", "stop": "STOP   "}
     for finding in examine(cluster, config, checkpoint, size.FP32_BYTES * learning):
@@ -168,18 +166,6 @@ def doctor(
     go = "stop" not in verdicts
     print(f"{'go' if go else 'no'}: {verdicts.count('stop')} to mend, {verdicts.count('warning')} to look at")
     raise typer.Exit(0 if go else 1)
-
-
-def own_bytes(section: Parallel, ranks: list[int], learning: int) -> int:
-    """What ranks save for themselves beside the model: with rare agreements weights, moments and momentum of every island; in 8
-    bits what is owed."""
-    from dragoman.parallel.plan import RARELY
-
-    world = sum(max(1, each) for each in ranks)
-    islands = world // section.ranks_per_island if section.ranks_per_island else len(ranks)
-    rare = section.strategy in RARELY
-    owed = 4 * (world if section.strategy == "ddp" else islands) if section.wire == "int8" else 0
-    return learning * (owed + 16 * islands * rare) if world > 1 else 0
 
 
 def probe(count_bytes: int, device: str) -> None:
@@ -226,6 +212,13 @@ def plan(
     found = forecast.computing(config, hosts * gpus, run, compute_seconds, tflops)
     setting = forecast.setting_of(config, hosts, gpus, found.seconds, bandwidth, latency_ms, fitting=found.at_once)
     forecast.tell(config, setting, found.source, bandwidth, tokens, price)
+
+
+def refuse_for_ranks(options: dict[str, Any]) -> None:
+    """They are for whoever starts ranks, which has happened: dropped without a word they would be missed after the first fault."""
+    if given := [name for name, value in options.items() if value]:
+        told = f"{' and '.join(given)}: this is a rank that torchrun, Slurm or Ray has started; say there how many, and how often again"
+        raise ConfigError([told], "dragoman train")
 
 
 def agent() -> None:

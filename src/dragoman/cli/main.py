@@ -103,7 +103,9 @@ def train(
     from dragoman.parallel.launch import launch, started_by_launcher, visible_gpus
 
     progress.need_no_reader()
-    if not started_by_launcher():
+    if started_by_launcher():
+        hosts.refuse_for_ranks({"--nproc": nproc, "--restarts": restarts, "--engine ray": engine is Engine.ray})
+    else:
         stages.check_ready(config, resume=resume)
         arguments = ["train", run_file, *(overrides or []), *(["--resume"] if resume else [])]
         run = RunFolder(config.run.folder)

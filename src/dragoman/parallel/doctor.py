@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from dragoman.config import Config
+from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
@@ -22,6 +23,7 @@ DISK_BYTES = 10**9  # that should be free beside checkpoints: metrics, logs, tra
 STREAM_MBIT = 5000.0  # that one stream of bytes should reach, however much more the interface says
 LONG_SECONDS = 1.0  # for an exchange that is made at every step
 DISK_BYTES_PER_S = 50e6
+FP32_BYTES = 4
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
 BY_NAME = "put it into DNS or into /etc/hosts there: torchrun and Slurm go by names, dragoman launch does not"
@@ -47,7 +49,7 @@ def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes
     stopped = False
     try:
         with Fleet(cluster, config, []) as fleet:
-            for finding in before_ranks(fleet, checkpoint_bytes):
+            for finding in before_ranks(fleet, checkpoint_bytes, model_bytes):
                 stopped = stopped or finding.verdict == "stop"
                 yield finding
             if not stopped:
@@ -56,8 +58,11 @@ def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes
         yield Finding("stop", str(error))
 
 
-def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
+def before_ranks(fleet: Fleet, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     fleet.look()
+    checkpoint_bytes += own_bytes(
+        fleet.config.parallel, [host.ranks for host in fleet.hosts], model_bytes // FP32_BYTES
+    )
     yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
     yield from same(fleet)
     for host in fleet.hosts:
@@ -68,6 +73,16 @@ def before_ranks(fleet: Fleet, checkpoint_bytes: int) -> Iterator[Finding]:
     fleet.meet()
     yield from links(fleet)
     fleet.stop_listening()
+
+
+def own_bytes(section: Parallel, ranks: list[int], learning: int) -> int:
+    """What ranks save for themselves beside the model: with rare agreements weights, moments and momentum of every island; in 8
+    bits what is owed."""
+    world = sum(ranks)
+    islands = world // section.ranks_per_island if section.ranks_per_island else len(ranks)
+    rare = section.strategy in RARELY
+    owed = 4 * (world if section.strategy == "ddp" else islands) if section.wire == "int8" else 0
+    return learning * (owed + 16 * islands * rare) if world > 1 else 0
 
 
 def same(fleet: Fleet) -> Iterator[Finding]:

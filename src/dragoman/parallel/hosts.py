@@ -64,7 +64,7 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     hosts = []
     for part in filter(None, (word.strip() for word in text.split(","))):
         name, colon, count = part.partition(":")
-        if not name or (colon and not (count.isdigit() and int(count))):
+        if not name or (colon and not (count.isdecimal() and int(count))):
             raise ConfigError([f"{part!r} is not a host; write NAME or NAME:PROCESSES, with commas between"], "--hosts")
         hosts.append((name, int(count) if colon else 0))
     names = [name for name, _ in hosts]
@@ -481,6 +481,8 @@ class Fleet:
                 host.words.append(f"silent for {SILENCE_SECONDS:.0f} s")
                 host.heard = time.monotonic()
                 host.kill()
+                host.lost = True
+                self.inbox.put((host, {"lost": True}))  # a rank that hangs there may hold on to the line's other end
 
     def tell(self, do: str, **details: Any) -> None:
         """Without waiting for an answer: a host may be gone."""

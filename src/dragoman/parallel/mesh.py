@@ -93,9 +93,8 @@ def keep_memory() -> None:
 def name_interface() -> None:
     """gloo asks what the host's own name resolves to, which may be a loopback address, and NCCL takes the first interface that looks
     well. A launcher that knows better has said so."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    if found := network.leading_to(os.environ["MASTER_ADDR"], outside=several_hosts()):
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if found := named or network.leading_to(os.environ["MASTER_ADDR"], outside=several_hosts()):
         os.environ["GLOO_SOCKET_IFNAME"] = found
         if several_hosts():
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={found}")

@@ -16,6 +16,10 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
 EVERY_PART = ("ddp", "two_level")  # strategies that exchange part after part of the gradients
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
+CUT = (
+    "fsdp",
+    "hybrid",
+)  # for models that do not fit otherwise: whether one does is not planned, so they are not recommended
 BY_TURNS = 0.3  # of what is shorter with hybrid over gloo, travel or work: one rank of a host sends while another works. Measured
 ALMOST = 1.1  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -38,7 +42,9 @@ class Setting:
     """Model, machines and network. `compute_seconds`: of one step, without any exchange."""
 
     parameters: int  # that learn: what is frozen has no gradient
-    gathered_once: int  # parameters outside of blocks: FSDP keeps them from the forward pass to the backward pass
+    gathered_once: (
+        int  # parameters outside of blocks: FSDP gathers them before anything is computed, and for both passes
+    )
     hosts: int
     ranks_per_host: int
     compute_seconds: float
@@ -51,6 +57,7 @@ class Setting:
     work: Work = Work()
     frozen: int = 0  # parameters that do not learn; FSDP gathers them all the same
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
+    ready_last: int = 0  # parameters of the source's embedding: its gradient is there when nothing is left to compute
 
     @property
     def ranks(self) -> int:
@@ -147,14 +154,23 @@ def exposed(setting: Setting, strategy: str, seconds: float) -> float:
     """What is left of an exchange when the computing beside it is done."""
     if strategy == "local" or (strategy in ("fsdp", "hybrid") and setting.gloo):
         return seconds
-    if strategy in ("streaming", "fsdp"):  # until the next fragment is sent; gathers run beside the forward pass too
+    if strategy == "streaming":  # until the next fragment is sent
         return max(0.0, seconds - setting.compute_seconds)
+    if strategy == "fsdp":  # gathers run beside the forward pass too
+        return min(seconds, max(beside_nothing(setting), seconds - setting.compute_seconds))
     return exposed_in_buckets(setting, seconds)
 
 
+def beside_nothing(setting: Setting) -> float:
+    """With FSDP what lies outside of blocks is gathered before anything is computed, and scattered when everything is."""
+    travelling = 2 * setting.gathered_once * (setting.ranks - 1) / setting.ranks * BYTES["fp32"]
+    return travelling / setting.bytes_per_s
+
+
 def exposed_in_buckets(setting: Setting, seconds: float) -> float:
-    last = seconds / buckets(setting)  # nothing is left to compute when the last bucket is full
-    return max(last, seconds - window(setting))
+    # Nothing is left to compute when the last bucket is full, or when the embedding is, which is a bucket of its own.
+    last = seconds * max(1 / buckets(setting), setting.ready_last / max(1, setting.parameters))
+    return min(seconds, max(last, seconds - window(setting)))
 
 
 def window(setting: Setting) -> float:
@@ -195,6 +211,7 @@ def forecasts(setting: Setting) -> list[Forecast]:
 
 def recommended(choices: list[Forecast]) -> Forecast:
     """The fastest; but one that makes the same updates where it is almost as fast, and the plainest of these."""
+    choices = [each for each in choices if each.strategy not in CUT]
     fastest = min(choices, key=lambda each: each.step_seconds)
     near = [each for each in choices if each.step_seconds <= ALMOST * fastest.step_seconds]
     exact = [each for each in near if each.exact]

@@ -97,8 +97,11 @@ class Outcome:
         return FAILED if self.kind == "failed" else FAILED + 1
 
     def event(self, attempt: int) -> runs.Row:
-        """For the run folder. Of a traceback the last line."""
-        said = self.line.removeprefix("dragoman: ").strip().splitlines() or [""]
+        """For the run folder. Of a traceback the last line; who it was stands beside it."""
+        line = self.line.removeprefix("dragoman: ")
+        for who in (f"host {self.host}, rank {self.rank}: ", f"host {self.host}: "):
+            line = line.removeprefix(who)
+        said = line.strip().splitlines() or [""]
         where = {"host": self.host, "rank": self.rank if self.rank >= 0 else None}
         return {"time": round(time.time(), 3), "kind": self.kind, **where, "error": said[-1], "attempt": attempt}
 
@@ -106,12 +109,17 @@ class Outcome:
 Say = Callable[[int, str], None]  # rank, line
 
 
-def be_rank(arguments: list[str], environment: dict[str, str], out: Connection | None) -> None:
-    """`python -m dragoman ARGUMENTS`, in a copy of the process that has imported it."""
-    os.setsid()  # Ctrl-C at the terminal reaches it through `hand_on` alone, once
+def heed_launcher() -> None:
+    """A copy of the fork server hears signals again, and ends with whoever had it made."""
+    os.setsid()  # Ctrl-C at the terminal reaches it through the launcher alone, once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     die_with_parent()
     threading.Thread(target=die_with_launcher, name="launcher", daemon=True).start()
+
+
+def be_rank(arguments: list[str], environment: dict[str, str], out: Connection | None) -> None:
+    """`python -m dragoman ARGUMENTS`, in a copy of the process that has imported it."""
+    heed_launcher()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(15, f"dragoman:{environment['RANK']}".encode())  # its name for ps, top and nvidia-smi
     os.environ.clear()

@@ -30,7 +30,7 @@ from dragoman.parallel.launch import loopback
 from dragoman.parallel.local import Local
 from dragoman.parallel.mesh import Mesh, keep_memory
 from dragoman.parallel.plan import Setting, Work, ring, sent_bytes
-from dragoman.parallel.ranks import NURSERY, warm
+from dragoman.parallel.ranks import NURSERY, heed_launcher, warm
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
 
@@ -107,6 +107,7 @@ def tried(ranks: int, close: int, store: Path) -> Work | None:
 
 def be_one(rank: int, ranks: int, close: int, store: str, out: Connection) -> None:
     """One of the processes that try."""
+    heed_launcher()
     torch.set_num_threads(max(1, usable_cores() // ranks))
     keep_memory()  # as ranks do
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()

@@ -31,7 +31,9 @@ class Fault:
         elif self.kind == "exit":
             os._exit(1)
         elif self.kind == "drift":
-            next(model.parameters()).data[0] += 1e-3
+            tensor = next(model.parameters()).data
+            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # with FSDP2 its piece, without an exchange
+            own[0] += 1e-3
         else:
             os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 
