@@ -20,11 +20,13 @@ from dragoman.cli.stages import train
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def hosts_or_skip(count, folder):
+def hosts_or_skip(count, folder, **network):
     reason = missing()
+    if not reason and network.get("latency_ms") and not Path("/dev/net/tun").exists():
+        reason = "needs /dev/net/tun"
     if reason:
         pytest.skip(f"hosts out of network namespaces: {reason}")
-    return Lab(count, folder)
+    return Lab(count, folder, **network)
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,13 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def four_hosts(tmp_path):
     with hosts_or_skip(4, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def far_hosts(tmp_path):
+    """15 ms from one to the other."""
+    with hosts_or_skip(2, tmp_path, rate="100mbit", latency_ms=15.0) as made:
         yield made
 
 
@@ -127,3 +136,8 @@ class Starter:
 @pytest.fixture
 def start(lab, prepared, tmp_path):
     return Starter(lab, prepared.folder, tmp_path)
+
+
+@pytest.fixture
+def far_start(far_hosts, prepared, tmp_path):
+    return Starter(far_hosts, prepared.folder, tmp_path)

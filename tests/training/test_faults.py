@@ -216,6 +216,13 @@ def test_ranks_that_drift_apart_are_found_among_those_that_hold_the_same(prepare
     assert (drift["step"], drift["ranks"]) == (3, alike)
 
 
+def test_a_resume_says_once_who_was_lost():
+    events = [{"event": "start"}, {"event": "fault", "kind": "lost", "host": "b", "error": "host b: the line was cut"}]
+    assert facts.ended_by(events) == "lost: host b: the line was cut"
+    events.append({"event": "fault", "kind": "killed", "host": "b", "rank": 3, "error": "host b, rank 3: was killed"})
+    assert facts.ended_by(events) == "killed: rank 3 on host b: was killed"
+
+
 def test_a_disk_that_is_away_when_a_checkpoint_is_opened_is_no_damage(tmp_path, monkeypatch):
     """safetensors says of every error that there is no such file, and forgets its number."""
     path = tmp_path / "model.safetensors"

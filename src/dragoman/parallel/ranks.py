@@ -97,11 +97,8 @@ class Outcome:
         return FAILED if self.kind == "failed" else FAILED + 1
 
     def event(self, attempt: int) -> runs.Row:
-        """For the run folder. Of a traceback the last line; who it was stands beside it."""
-        line = self.line.removeprefix("dragoman: ")
-        for who in (f"host {self.host}, rank {self.rank}: ", f"host {self.host}: "):
-            line = line.removeprefix(who)
-        said = line.strip().splitlines() or [""]
+        """For the run folder. Of a traceback the last line."""
+        said = self.line.removeprefix("dragoman: ").strip().splitlines() or [""]
         where = {"host": self.host, "rank": self.rank if self.rank >= 0 else None}
         return {"time": round(time.time(), 3), "kind": self.kind, **where, "error": said[-1], "attempt": attempt}
 

@@ -197,7 +197,8 @@ def ended_by(events: list[runs.Row]) -> str:
         where = f"host {row.get('host')}"
         who = where if row.get("rank") is None else f"rank {row['rank']} on {where}"
         if row.get("event") == "fault":
-            return f"{row.get('kind')}: {who}: {row.get('error')}"
+            error = str(row.get("error")).removeprefix(f"{where}, rank {row.get('rank')}: ").removeprefix(f"{where}: ")
+            return f"{row.get('kind')}: {who}: {error}"
         if row.get("event") == "hang":
             return f"hung: {who}, section {row.get('section')}"
     return SILENT if since else ""
