@@ -267,7 +267,7 @@ def speeds(
     """Every cell at every rate, beside what `dragoman plan` says of it, with the steps without exchange around it as its time of
     computing."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder)) as lab:
+    with tempfile.TemporaryDirectory() as folder, Lab(hosts, Path(folder), latency_ms=options.latency_ms) as lab:
         ranks = Ranks(lab, each, options)
         work = ranks.work(each)  # before any limit
         for rate in rates:
@@ -283,6 +283,7 @@ def speeds(
                     each,
                     (before + after) / 2,
                     plan.parse_rate(rate or "1tbit"),
+                    latency_seconds=options.latency_ms / 1e3,
                     inner_steps=cell.inner_steps,
                     fragments=cell.fragments,
                     work=work,
@@ -513,6 +514,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parameters", type=int, default=20_000_000)
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without exchange")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each cell, at least")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="of speed, one way; the switch is slow then")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--hosts", type=int, default=2, help="of quality")

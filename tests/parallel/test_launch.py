@@ -209,6 +209,22 @@ def test_ranks_end_with_their_launcher(prepared, tmp_path, number):
         assert (stop["event"], stop["reason"]) == ("stop", "terminated")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_plan_that_is_stopped_while_it_tries_leaves_no_process(number):
+    words = ["plan", "tiny", "data.folder=nothing-is-here", "train.device=cpu", "--compute-seconds", "1"]
+    plan = subprocess.Popen([sys.executable, "-m", "dragoman", *words], stderr=subprocess.DEVNULL)
+    trying = psutil.Process(plan.pid)
+
+    def begun():
+        return [each for each in trying.children(recursive=True) if each.ppid() != plan.pid]
+
+    wait_until(lambda: len(begun()) == 2)
+    processes = trying.children(recursive=True)
+    plan.send_signal(number)
+    assert plan.wait(60) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not any(map(runs_on, processes)), 20.0)
+
+
 def test_a_host_that_falls_silent_is_given_up():
     """TCP alone would wait for it for a quarter of an hour."""
     fleet = Fleet.__new__(Fleet)

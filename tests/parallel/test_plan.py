@@ -322,14 +322,16 @@ def test_the_bench_holds_against_its_measurements_what_plan_says(monkeypatch):
     """Nothing of a forecast comes from the strategy that it is compared with."""
     work = plan.Work({"int8": 1e-7}, {"int8": 2e-7}, inside=1e-8)
     asked = []
-    monkeypatch.setattr(bench, "Lab", lambda hosts, folder: nullcontext(SimpleNamespace(limit=lambda rate: None)))
+    monkeypatch.setattr(
+        bench, "Lab", lambda hosts, folder, latency_ms: nullcontext(SimpleNamespace(limit=lambda rate: None))
+    )
     found = {"step_seconds": 0.2, "sent_bytes": 1e6, "steps": 5}
     ranks = SimpleNamespace(
         measure=lambda cell, seconds: found, work=lambda close: asked.append(close) or work, end=lambda: None
     )
     monkeypatch.setattr(bench, "Ranks", lambda *_: ranks)
     cells = [bench.Cell("ddp"), bench.Cell("ddp", "int8"), bench.Cell("streaming", "int8")]
-    rows = bench.speeds(2, 1, cells, ["", "1gbit"], Namespace(parameters=20_000_000, seconds=0.0))
+    rows = bench.speeds(2, 1, cells, ["", "1gbit"], Namespace(parameters=20_000_000, seconds=0.0, latency_ms=0.0))
     setting = plan.Setting(20_000_000, 0, 2, 1, 0.2, plan.parse_rate("1gbit"), work=work, gloo=True)
     planned = [plan.forecast(setting, cell.strategy, cell.wire).step_seconds for cell in cells]
     assert [row["predicted_ms"] for row in rows[3:]] == [round(1e3 * seconds, 1) for seconds in planned]
