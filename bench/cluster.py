@@ -288,6 +288,7 @@ def speeds(
                     fragments=cell.fragments,
                     work=work,
                     gloo=True,
+                    blocks=LAYERS,
                 )
                 rows.append(
                     row(setting, rate, cell, found) | {"alone_ms": [round(1e3 * before, 1), round(1e3 * after, 1)]}
@@ -340,6 +341,8 @@ QUALITY = [
     Cell("ddp", "bf16"),
     Cell("ddp", "int8"),
     Cell("local", "int8"),
+    Cell("local", "bf16"),
+    Cell("streaming", "bf16"),
     Cell("fsdp"),
 ]
 QUALITY_TWO_EACH = [*QUALITY, Cell("two_level"), Cell("two_level", "int8"), Cell("hybrid")]

@@ -148,6 +148,15 @@ def test_what_travels_beside_no_computing_is_waited_for(rate):
     assert plan.forecast(replace(setting, hosts=1), "fsdp").exposed_seconds == 0
 
 
+def test_every_block_of_fsdp_waits_for_a_far_network():
+    """Twice to be gathered and once to be scattered, for every other rank; with the others it is a round for each bucket."""
+    near, far = (
+        plan.forecast(replace(REFERENCE, blocks=12, compute_seconds=0.0, latency_seconds=seconds), "fsdp")
+        for seconds in (0.0, 0.02)
+    )
+    assert far.exchange_seconds - near.exchange_seconds == pytest.approx(3 * 12 * 3 * 0.02)
+
+
 def test_pieces_are_for_memory_and_never_recommended_for_speed():
     for rate in ("100mbit", "1gbit", "3gbit", "9gbit", "25gbit", "100gbit"):
         for compute in (0.02, 0.3, 3.0):

@@ -130,6 +130,7 @@ def setting_of(
         parameters=learning,
         frozen=count - learning,
         gathered_once=sum(pieces) * config.model.d_model,
+        blocks=config.model.encoder_layers + config.model.decoder_layers,
         ready_last=(pieces[1] or pieces[0]) * config.model.d_model if learning == count else 0,
         hosts=hosts,
         ranks_per_host=gpus,

@@ -57,6 +57,7 @@ class Setting:
     work: Work = Work()
     frozen: int = 0  # parameters that do not learn; FSDP gathers them all the same
     gloo: bool = False  # on CPUs: it sums up before it scatters, and FSDP waits for it
+    blocks: int = 1  # of the model: FSDP gathers and scatters one after the other
     ready_last: int = 0  # parameters of the source's embedding: its gradient is there when nothing is left to compute
 
     @property
@@ -104,13 +105,14 @@ def sent_bytes(setting: Setting, strategy: str, wire: str) -> float:
 
 
 def exchange_seconds(setting: Setting, strategy: str, wire: str) -> float:
-    """Of one step: bytes at the rate of the link, a round for every bucket and member, and the host's own work."""
+    """Of one step: bytes at the rate of the link, a round for every member and bucket or block, and the host's own work."""
     if setting.hosts == 1:
         return 0.0
     rare = setting.inner_steps if strategy in RARELY else 1
     members = setting.ranks if strategy in ("ddp", "fsdp") else setting.hosts
     parts = setting.fragments if strategy == "streaming" else 1 if strategy == "local" else buckets(setting)
-    rounds = 2 * (members - 1) * parts * setting.latency_seconds / rare
+    calls = (4 if setting.gloo else 3) * setting.blocks if strategy == "fsdp" else 2 * parts
+    rounds = calls * (members - 1) * setting.latency_seconds / rare
     work = work_seconds(setting, strategy, wire)
     travel = sent_bytes(setting, strategy, wire) / setting.bytes_per_s
     if strategy == "fsdp" and setting.gloo:  # gathers and what is done with them keep out of each other's way
