@@ -16,10 +16,7 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 4.0 / 1024}
 GOODPUT = 0.95  # of a link's rate is left for data: the rest are headers
 EVERY_PART = ("ddp", "two_level")  # strategies that exchange part after part of the gradients
 RARELY = ("local", "streaming")  # strategies that exchange weights every inner_steps
-CUT = (
-    "fsdp",
-    "hybrid",
-)  # for models that do not fit otherwise: whether one does is not planned, so they are not recommended
+CUT = ("fsdp", "hybrid")  # for models that do not fit otherwise; memory is not planned, so they are not recommended
 BY_TURNS = 0.3  # of what is shorter with hybrid over gloo, travel or work: one rank of a host sends while another works. Measured
 ALMOST = 1.1  # a strategy that makes the same updates is taken when no other is faster by more
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -42,9 +39,7 @@ class Setting:
     """Model, machines and network. `compute_seconds`: of one step, without any exchange."""
 
     parameters: int  # that learn: what is frozen has no gradient
-    gathered_once: (
-        int  # parameters outside of blocks: FSDP gathers them before anything is computed, and for both passes
-    )
+    gathered_once: int  # parameters outside of blocks: FSDP gathers them before anything is computed, for both passes
     hosts: int
     ranks_per_host: int
     compute_seconds: float
@@ -172,7 +167,7 @@ def beside_nothing(setting: Setting) -> float:
 def exposed_in_buckets(setting: Setting, seconds: float) -> float:
     # Nothing is left to compute when the last bucket is full, or when the embedding is, which is a bucket of its own.
     last = seconds * max(1 / buckets(setting), setting.ready_last / max(1, setting.parameters))
-    return min(seconds, max(last, seconds - window(setting)))
+    return max(last, seconds - window(setting))
 
 
 def window(setting: Setting) -> float:
