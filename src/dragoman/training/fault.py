@@ -32,7 +32,7 @@ class Fault:
             os._exit(1)
         elif self.kind == "drift":
             tensor = next(model.parameters()).data
-            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # with FSDP2 its piece, without an exchange
+            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # FSDP2: its piece, without an exchange
             own[0] += 1e-3
         else:
             os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
