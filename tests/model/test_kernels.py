@@ -135,13 +135,14 @@ def test_long_sums_in_eight_bits_are_exact(monkeypatch):
 
 
 @pytest.mark.parametrize("named", ["", "kept"])
-def test_kernels_lie_in_one_folder(monkeypatch, named):
+def test_kernels_lie_in_one_folder(monkeypatch, tmp_path, named):
     """Before and after torch.compile's first one: Triton's usual folder, or the one that somebody has named for torch or Triton."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from triton import knobs
 
     from dragoman.model import ops
 
+    named = named and str(tmp_path / named)  # torch makes it
     name_folder = (
         partial(monkeypatch.setenv, "TORCHINDUCTOR_CACHE_DIR", named)
         if named
