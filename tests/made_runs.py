@@ -320,3 +320,11 @@ def write_checkpoint(path: Path, step: int, parameters: int) -> int:
     content = {"format": 1, "step": step, "time": START, "scores": {"loss": 3.1, "bleu": 43.2}, "files": files}
     (path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
     return sum(file.stat().st_size for file in path.iterdir())
+
+
+def resumed(run: Made, *starts: tuple[int, int, str]) -> None:
+    """After the rows of a step the run was started again from the same step or an earlier one, with something changed."""
+    for after, step, changed in starts:
+        at = next((place for place, row in enumerate(run.events) if row["step"] > after), len(run.events))
+        resume = {"event": "resume", "step": step, "lost_steps": after - step, "changed": [changed]}
+        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})

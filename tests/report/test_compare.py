@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import Gpu, Made, settling
+from made_runs import Gpu, Made, resumed, settling
 
 from dragoman.errors import RunError
 from dragoman.report import load_run
@@ -165,9 +165,7 @@ def test_losses_from_before_another_label_smoothing_are_not_compared(tmp_path: P
         for row in run.rows:
             if row["kind"] == "valid" and row["step"] <= 3250:
                 row["loss"] -= 1.2
-        resume = {"event": "resume", "step": 3250, "lost_steps": 0, "changed": ["train.label_smoothing 0.0 -> 0.1"]}
-        at = next(place for place, row in enumerate(run.events) if row["step"] > 3250)
-        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+        resumed(run, (3250, 3250, "train.label_smoothing 0.0 -> 0.1"))
 
     _, loss, _, wall = compare(records(tmp_path, whole={}, relabelled={"change": lower_before}))
     assert "(steps 3,500 to 4,000, 3 validations)" in loss.verdict
@@ -182,9 +180,7 @@ def test_bleu_from_before_another_search_is_not_compared(tmp_path: Path) -> None
         for row in run.rows:
             if row["kind"] == "valid" and row["step"] <= 3250:
                 row["bleu"] -= 3.0
-        resume = {"event": "resume", "step": 3250, "lost_steps": 0, "changed": ["validation.beam 1 -> 4"]}
-        at = next(place for place, row in enumerate(run.events) if row["step"] > 3250)
-        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+        resumed(run, (3250, 3250, "validation.beam 1 -> 4"))
 
     beam = ["validation.beam=4"]
     whole, other = {"overrides": beam}, {"overrides": beam, "change": worse_before}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import Gpu, Made, write_safetensors
+from made_runs import Gpu, Made, resumed, write_safetensors
 
 from dragoman.errors import RunError
 from dragoman.report import Answer, diagnose, findings, load_run
@@ -233,9 +233,7 @@ def relabelled_after(step: int) -> Callable[[Made], None]:
     """Resumed there with twice the label smoothing: the losses before it are lower, as another quantity."""
 
     def change(run: Made) -> None:
-        at = next(place for place, row in enumerate(run.events) if row["step"] > step)
-        resume = {"event": "resume", "step": step, "lost_steps": 0, "changed": ["train.label_smoothing 0.1 -> 0.2"]}
-        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
+        resumed(run, (step, step, "train.label_smoothing 0.1 -> 0.2"))
         for row in run.rows:
             for key in {"loss", "train_slice_loss"} & row.keys() if row["step"] <= step else ():
                 row[key] -= 1.2
@@ -264,14 +262,6 @@ def test_losses_with_another_label_smoothing_are_another_quantity(
     assert ask(folder, 3).verdict.startswith(overfitted)
     assert evidence(ask(folder, 2))["Not compared"].startswith(f"losses up to step {step:,}: ")
     assert evidence(ask(folder, 3))["Lowest validation loss"].startswith(("2.89", "2.90"))
-
-
-def resumed(run: Made, *starts: tuple[int, int, str]) -> None:
-    """After the rows of a step the run was started again from the same step or an earlier one, with something changed."""
-    for after, step, changed in starts:
-        at = next((place for place, row in enumerate(run.events) if row["step"] > after), len(run.events))
-        resume = {"event": "resume", "step": step, "lost_steps": after - step, "changed": [changed]}
-        run.events.insert(at, {"time": run.events[at - 1]["time"], **resume})
 
 
 DOUBLED, HALVED = "train.label_smoothing 0.1 -> 0.2", "train.label_smoothing 0.2 -> 0.1"

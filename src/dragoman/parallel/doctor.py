@@ -14,7 +14,7 @@ from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
 from dragoman.parallel import network
 from dragoman.parallel.hosts import EACH_SAVES, SHARE, Cluster, Fleet, Host
-from dragoman.parallel.plan import RARELY
+from dragoman.parallel.plan import BYTES, RARELY
 
 MEASURE_SECONDS = 1.0  # for every two hosts, each way
 MEASURED_SECONDS = 120.0  # at most, until a very slow link has taken all of it: no host is overloaded then
@@ -23,7 +23,6 @@ DISK_BYTES = 10**9  # that should be free beside checkpoints: metrics, logs, tra
 STREAM_MBIT = 5000.0  # that one stream of bytes should reach, however much more the interface says
 LONG_SECONDS = 1.0  # for an exchange that is made at every step
 DISK_BYTES_PER_S = 50e6
-FP32_BYTES = 4
 PROBE_SECONDS = 300.0
 CLOCK_TRIALS = 5
 BY_NAME = "put it into DNS or into /etc/hosts there: torchrun and Slurm go by names, dragoman launch does not"
@@ -60,9 +59,8 @@ def examine(cluster: Cluster, config: Config, checkpoint_bytes: int, model_bytes
 
 def before_ranks(fleet: Fleet, checkpoint_bytes: int, model_bytes: int) -> Iterator[Finding]:
     fleet.look()
-    checkpoint_bytes += own_bytes(
-        fleet.config.parallel, [host.ranks for host in fleet.hosts], model_bytes // FP32_BYTES
-    )
+    ranks, learning = [host.ranks for host in fleet.hosts], int(model_bytes / BYTES["fp32"])
+    checkpoint_bytes += own_bytes(fleet.config.parallel, ranks, learning)
     yield Finding("ok", f"reached: {', '.join(host.name for host in fleet.hosts)}")
     yield from same(fleet)
     for host in fleet.hosts:

@@ -54,8 +54,7 @@ def line_length(steps: list[int]) -> int:
 
 def scored(record: RunRecord, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of the validations of which this value is the same measure."""
-    since = researched(record) if key == "bleu" else relabelled(record)
-    return series([row for row in record.valid_rows if row["step"] > since], key)
+    return series(comparable(record, record.valid_rows, key), key)
 
 
 def since_relabelled(record: RunRecord) -> str:

@@ -298,9 +298,9 @@ def researched(record: RunRecord) -> int:
     return resumed_with(record, *keys, *([] if greedy else ["translate.length_penalty "]))
 
 
-def comparable(record: RunRecord, rows: list[Row]) -> list[Row]:
-    """Those whose losses are of the same kind as the last."""
-    since = relabelled(record)
+def comparable(record: RunRecord, rows: list[Row], key: str = "loss") -> list[Row]:
+    """Those whose losses, or BLEU, are of the same kind as the last."""
+    since = researched(record) if key == "bleu" else relabelled(record)
     return [row for row in rows if row["step"] > since]
 
 
