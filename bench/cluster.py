@@ -165,7 +165,7 @@ def measure(cell: Cell, most_seconds: float, mesh: Mesh, options: argparse.Names
     alone = cell.strategy == "none"
     if not alone:
         strategy.shard(objective)
-    wrapped = objective if alone else strategy.wrap(objective, compiled=False)
+    wrapped = objective if alone else strategy.wrap(objective)
     step = stepper(strategy, wrapped, objective, alone)
     strategy.settle(lambda: step(1)) if not alone else step(1)
     rare = cell.inner_steps if cell.strategy in ("local", "streaming") else 1

@@ -35,6 +35,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import joined, pick_device
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import facts, optim
+from dragoman.training.compiling import compile_parts
 from dragoman.training.precision import arithmetic_of, resolve
 from dragoman.training.recorded import Recorded
 from dragoman.training.state import TrainState
@@ -102,7 +103,9 @@ def curve(config: Config, count: int, every: int, *, fast: bool, dropout_seed: i
         compiled = fast and mesh.device.type == "cuda"
         strategy = Strategy(config.parallel, mesh)
         objective = (SequenceLoss if fast else PlainLoss)(model, config.train.label_smoothing)
-        module = strategy.wrap(objective, compiled=compiled).train()
+        module = strategy.wrap(objective).train()
+        if compiled:
+            compile_parts(model)
         if compiled and config.train.cuda_graphs:
             module = Recorded(module, mesh.device).train()
         packing, share, rate = facts.packing_of(data, config), facts.share_of(config, mesh), learning_rate(config)

@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,12 +27,12 @@ from dragoman.parallel.mesh import Mesh, joined
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
 from dragoman.training import trainer
+from dragoman.training.compiling import compile_parts
 
 
 class AlwaysDDP(Strategy):
-    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
-        wrapped = self.with_ddp(objective, None)
-        return cast(nn.Module, torch.compile(wrapped, dynamic=False)) if compiled else wrapped
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        return self.with_ddp(objective, None)
 
 
 STRATEGIES: dict[str, Any] = {
@@ -48,7 +48,9 @@ class Contender:
     def __init__(self, name: str, config: Config, mesh: Mesh, folder: Any, data: Any):
         trainer.strategy_for = STRATEGIES[name]
         self.trainer = begun(config, data, mesh, folder / name)
-        self.wrapped = self.trainer.strategy.wrap(self.trainer.objective, compiled=self.trainer.compiled).train()
+        self.wrapped = self.trainer.strategy.wrap(self.trainer.objective).train()
+        if self.trainer.compiled:
+            compile_parts(self.trainer.objective.model)
         self.batches = cycle(on_device(self.trainer))
 
     def take(self, count: int) -> list[tuple[torch.Tensor, Step]]:

@@ -1,30 +1,84 @@
-"""Compiled = eager."""
+"""Compiled = eager, and blocks share what is compiled."""
 
 import shutil
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from dragoman.config.schema import Model
 from dragoman.data.loader import tiles
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
+from dragoman.training.compiling import compile_parts, uncompiled
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
 
 
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def objective_of(prepared, layers=1):
+    section = Model(d_model=16, heads=2, encoder_layers=layers, decoder_layers=layers, d_ff=16, **NO_DROPOUT)
+    model = Transformer(section, len(prepared.vocabulary))
+    model.init_weights(1)
+    return SequenceLoss(model, 0.1)
+
+
+def compiled_graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def only_traced():
+    """Whatever would be compiled is found, and runs as it is."""
+    with torch.compiler.set_stance(force_backend="eager"):
+        yield
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs g++")
 def test_compiled_is_eager(prepared):
-    section = Model(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, d_ff=16, **NO_DROPOUT)
     batch = tiles(prepared.encoded("valid"), [[0], [1]], 64)
     results = []
     for compiled in (False, True):
-        model = Transformer(section, len(prepared.vocabulary))
-        model.init_weights(1)
-        objective = SequenceLoss(model, 0.1)
-        run = torch.compile(objective, dynamic=False) if compiled else objective
-        loss, _ = run(*batch.tensors())
+        objective = objective_of(prepared)
+        if compiled:
+            compile_parts(objective.model)
+        loss, _ = objective(*batch.tensors())
         loss.backward()
-        results.append((loss.item(), model.embedding.weight.grad))
+        results.append((loss.item(), {name: weight.grad for name, weight in objective.named_parameters()}))
+    assert compiled_graphs()
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
+
+
+def test_deeper_models_compile_no_more(prepared, only_traced):
+    """Two widths of rows; the first block of each side has nothing to add yet, and another graph on a CPU."""
+    found = []
+    for layers in (2, 5):
+        torch.compiler.reset()
+        counters.clear()
+        objective = objective_of(prepared, layers)
+        compile_parts(objective.model)
+        for width in (64, 128):
+            loss, _ = objective(*tiles(prepared.encoded("valid"), [[0], [1]], width).tensors())
+            loss.backward()
+        found.append(compiled_graphs())
+    assert found[0] == found[1] > 0
+
+
+def test_nothing_is_compiled_for_a_validation(prepared, only_traced):
+    objective = objective_of(prepared)
+    compile_parts(objective.model)
+    data = prepared.encoded("valid")
+    objective(*tiles(data, [[0], [1]], 64).tensors())
+    before = compiled_graphs()
+    assert before
+    with uncompiled(), torch.no_grad():
+        objective.eval()(*tiles(data, [[2], [3], [4]], 80).tensors())
+    assert compiled_graphs() == before

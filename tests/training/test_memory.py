@@ -15,6 +15,7 @@ from dragoman.cli.stages import train
 from dragoman.data.loader import Share, tiles
 from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
 from dragoman.runs import RunFolder, read_json, read_rows, silent
 from dragoman.training import memory, trainer
@@ -148,6 +149,27 @@ def test_several_ranks_do_not_try_what_fits(prepared, tmp_path, monkeypatch):
     assert re.search(words, str(found.out_of_memory(found.objective)))
     found.share = replace(found.share, micro_rows=1)
     assert "not even one row fits" in str(found.out_of_memory(found.objective))
+
+
+def test_pieces_are_tried_with_a_whole_model_and_a_rank_tries_alone(prepared, tmp_path, monkeypatch):
+    config = tiny_config(prepared.folder, tmp_path / "run", "parallel.strategy=fsdp")
+    found = trainer.Trainer(config, prepared, Mesh(0, 1, 0, torch.device("cpu")), [], "test", silent)
+    found.strategy = Sharded(config.parallel, found.mesh, trainer.blocks, found.fresh_objective)
+    tried = []
+    monkeypatch.setattr(memory, "rows_that_fit", lambda objective, *_, **options: tried.append(objective) or 4)
+    assert found.rows_for_all() == 4
+    own, whole = ([weight.shape for weight in each.parameters()] for each in (found.objective, tried[0]))
+    assert tried[0] is not found.objective
+    assert whole == own
+
+    def too_large():
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    found.strategy.twin = too_large
+    with pytest.raises(
+        TrainingError, match=r"not one row .* set train\.tokens_per_gpu: it is tried with the whole model"
+    ):
+        found.rows_for_all()
 
 
 def test_what_fits_is_looked_for_when_the_step_that_failed_is_gone(prepared, tmp_path, monkeypatch):

@@ -29,8 +29,8 @@ from dragoman.errors import RunError
 from dragoman.exporting import vacant
 from dragoman.exporting.card import licence_of, write_card
 from dragoman.model import folder as model_folder
-from dragoman.model.layers import is_marian
-from dragoman.model.transformer import Transformer, waves
+from dragoman.model.layers import is_marian, waves
+from dragoman.model.transformer import Transformer
 from dragoman.translate.models import read_whole
 
 POSITIONS = 1024
@@ -91,7 +91,7 @@ def write_huggingface(folder: Path, fresh: Path) -> None:
 
 def their_tensors(model: Transformer) -> dict[str, Tensor]:
     ours = model.state_dict()
-    table = model.wave_table(POSITIONS)
+    table = waves(torch.arange(POSITIONS), model.section)
     bias = torch.zeros(len(model.embedding.weight)) if model.output_bias is None else model.output_bias
     found = {"final_logits_bias": bias[None].clone(), **{name: table.clone() for name in POSITION_NAMES}}
     if model.source_embedding:
@@ -250,7 +250,7 @@ def check_positions(theirs: dict[str, Tensor], section: Model, folder: Path) -> 
             )
         if stored is None:
             continue
-        ours = waves(torch.arange(len(stored)), section.d_model, section.style)
+        ours = waves(torch.arange(len(stored)), section)
         if stored.shape != ours.shape or not torch.allclose(stored, ours, atol=0.01):
             raise RunError(
                 f"{folder}: cannot be imported: {name} are other positions than the waves of style {section.style}"

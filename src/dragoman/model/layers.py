@@ -10,9 +10,12 @@ Shapes in names: B rows, T target slots, S source slots, D model width, K hypoth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
@@ -24,6 +27,8 @@ KeyValue = tuple[Tensor, Tensor]
 Normed = Tensor | Small  # the latter while learning alone
 Stream = tuple[Tensor, Tensor | None]  # and the update that is still to be added to it
 Sublayer = Callable[[Any], Tensor]  # of what a norm hands on
+
+LOOKED_UP = 1024  # positions: sines are slow to compute
 
 
 def is_marian(section: Model) -> bool:
@@ -46,6 +51,31 @@ class AddNorm(nn.LayerNorm):
         return ops.add_norm(x, update, self.weight, self.bias, self.eps, dropout, eight_bits=eight_bits)
 
 
+class Beginning(nn.Module):
+    """Embeddings in their places: what goes into the first block."""
+
+    def __init__(self, section: Model):
+        super().__init__()
+        self.section = section
+        self.register_buffer("table", waves(torch.arange(LOOKED_UP), section), persistent=False)
+
+    def forward(self, ids_BT: Tensor, position_BT: Tensor, slots: int, weight_VD: Tensor) -> Tensor:
+        """Positions are looked up where a row has no more slots than the table, computed otherwise: no sentence is too long."""
+        few = slots <= LOOKED_UP
+        place_BTD = F.embedding(position_BT, self.table) if few else waves(position_BT, self.section)  # type: ignore[arg-type]
+        embedded = ops.embed(ids_BT, weight_VD) * math.sqrt(self.section.d_model) + place_BTD
+        return ops.ready_to_add(embedded.to(weight_VD.dtype))
+
+
+def waves(position: Tensor, section: Model) -> Tensor:
+    """Sinusoidal positions, wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor; Marian stops one step before."""
+    half = section.d_model // 2
+    steps = torch.arange(half, dtype=torch.float32, device=position.device)
+    last = half if is_marian(section) else max(1, half - 1)
+    angles = position.unsqueeze(-1) * torch.exp(steps * (-math.log(10_000.0) / last))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
 class SelfAttention(nn.Module):
     """Attention of a row over itself, without biases. `query_key_value` is three d x d matrices in one."""
 
@@ -61,7 +91,7 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Normed, seen: Sight) -> Tensor:
         dropout, eight_bits = self.dropout if self.training else 0.0, self.eight_bits and self.training
         into, out_of = self.query_key_value, self.output
-        if eight_bits and into.bias is None and ops.attention_fits(x_BTD, x_BTD, self.heads):
+        if eight_bits and into.bias is None and seen.mask is None:
             matrices = (into.weight, None, out_of.weight)
             return ops.attention_in_eight_bits(x_BTD, None, matrices, seen, self.heads, dropout)
         packed = ops.linear(x_BTD, into.weight, into.bias, eight_bits=eight_bits)
@@ -88,7 +118,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x_BTD: Normed, memory_BSD: Normed, seen: Sight) -> Tensor:
         dropout, eight_bits = self.dropout if self.training else 0.0, self.eight_bits and self.training
-        if eight_bits and self.query.bias is None and ops.attention_fits(x_BTD, memory_BSD, self.heads):
+        if eight_bits and self.query.bias is None and seen.mask is None:
             matrices = (self.query.weight, self.key_value.weight, self.output.weight)
             return ops.attention_in_eight_bits(x_BTD, memory_BSD, matrices, seen, self.heads, dropout)
         query = ops.linear(x_BTD, self.query.weight, self.query.bias, eight_bits=eight_bits)

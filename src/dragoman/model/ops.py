@@ -7,7 +7,7 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,11 +75,23 @@ class Sight(NamedTuple):
     query_segment: Tensor
     key_segment: Tensor
     causal: bool
-    mask: Tensor
+    mask: Tensor | None
 
 
-def sight(query_segment: Tensor, key_segment: Tensor, *, causal: bool = False) -> Sight:
-    return Sight(query_segment, key_segment, causal, plain.visible(query_segment, key_segment, causal=causal))
+def sight(query_segment: Tensor, key_segment: Tensor, like: Tensor, dim: int, *, causal: bool = False) -> Sight:
+    """`like`: a tensor of the model, whose heads are `dim` wide."""
+    is_needed = not attends_fused(like, query_segment.shape[1], key_segment.shape[1], dim)
+    mask = plain.visible(query_segment, key_segment, causal=causal) if is_needed else None
+    return Sight(query_segment, key_segment, causal, mask)
+
+
+def attends_fused(like: Tensor, slots: int, key_slots: int, dim: int) -> bool:
+    """Whether there are kernels for rows and heads of these sizes."""
+    if not fusible(like):
+        return False
+    from dragoman.model import fused
+
+    return fused.fits(slots, key_slots, dim, MOST_DIM)
 
 
 def embed(ids: Tensor, table: Tensor) -> Tensor:
@@ -91,12 +103,28 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
+def ready_to_add(x: Tensor) -> Tensor:
+    """What all sublayers add to is on a GPU in the type of the products: nothing is read and written more."""
+    return x.to(product_type(x)) if x.is_cuda else x
+
+
 def stream(x: Tensor, dropout: float, *, norms_first: bool) -> tuple[Tensor, Tensor | None]:
-    """What all sublayers add to, at its beginning, and what is still to be added to it. On a GPU in the type of the products:
-    nothing is read and written more. Where the first sublayer norms what comes in, embeddings are added to nothing, as our kernel
-    drops, adds and norms in one pass: a compiled norm alone, with its gradient, takes three milliseconds of transformer-big."""
-    x = x.to(product_type(x)) if x.is_cuda else x
-    return (torch.zeros_like(x), x) if norms_first and fusible(x) else (drop(x, dropout), None)
+    """What all sublayers add to, at its beginning, and what is still to be added to it. Where the first sublayer norms what comes
+    in, embeddings are added to nothing, as our kernel drops, adds and norms in one pass: a compiled norm alone, with its gradient,
+    takes three milliseconds of transformer-big."""
+    return AddedToNothing.apply(x) if norms_first and fusible(x) else (drop(x, dropout), None)
+
+
+class AddedToNothing(torch.autograd.Function):
+    """The nothing wants a gradient too, which nobody gets: or what is compiled for the other blocks would not do for the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(x), x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, of_nothing: Tensor, of_x: Tensor) -> Tensor:  # type: ignore[override]
+        return of_x
 
 
 def drop(x: Tensor, dropout: float) -> Tensor:
@@ -122,25 +150,11 @@ def add_norm(
     return way(x, update, weight, bias, epsilon, dropout)
 
 
-def attention_fits(x_BTD: Tensor | Small, memory_BSD: Tensor | Small, heads: int) -> bool:
-    """The kernels of attention, whose rows and heads have certain sizes."""
-    query, key = handle_of(x_BTD), handle_of(memory_BSD)
-    if not fusible(query):
-        return False
-    from dragoman.model import fused
-
-    return fused.fits(query.shape[1], key.shape[1], query.shape[2] // heads, MOST_DIM)
-
-
-def handle_of(x: Tensor | Small) -> Tensor:
-    return x.handle if isinstance(x, Small) else x
-
-
 def attention_in_eight_bits(
     x_BTD: Tensor | Small, memory_BSD: Tensor | Small | None, matrices: tuple[Tensor, Tensor | None, Tensor],
     seen: Sight, heads: int, dropout: float,
 ) -> Tensor:  # fmt: skip
-    """Attention with the matrices before and after it, where `attention_fits`."""
+    """Attention with the matrices before and after it, where it needs no mask."""
     from dragoman.model import eight_bits as small
 
     segments = small.Segments(seen.query_segment, seen.key_segment, seen.causal)
@@ -148,22 +162,21 @@ def attention_in_eight_bits(
 
 
 def self_attention(packed_BT3D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
-    if fusible(packed_BT3D):
-        from dragoman.model import fused
+    if seen.mask is not None:
+        return plain.self_attention(packed_BT3D, seen.mask, heads, dropout, attend_of(packed_BT3D, dropout))
+    from dragoman.model import fused
 
-        if fused.fits(packed_BT3D.shape[1], packed_BT3D.shape[1], packed_BT3D.shape[2] // 3 // heads, MOST_DIM):
-            return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
-    return plain.self_attention(packed_BT3D, seen.mask, heads, dropout, attend_of(packed_BT3D, dropout))
+    return fused.self_attention(packed_BT3D, seen.query_segment, heads, dropout, causal=seen.causal)
 
 
 def cross_attention(query_BTD: Tensor, key_value_BS2D: Tensor, seen: Sight, heads: int, dropout: float) -> Tensor:
-    if fusible(query_BTD):
-        from dragoman.model import fused
+    if seen.mask is not None:
+        return plain.cross_attention(
+            query_BTD, key_value_BS2D, seen.mask, heads, dropout, attend_of(query_BTD, dropout)
+        )
+    from dragoman.model import fused
 
-        if fused.fits(query_BTD.shape[1], key_value_BS2D.shape[1], query_BTD.shape[2] // heads, MOST_DIM):
-            segments = (seen.query_segment, seen.key_segment)
-            return fused.cross_attention(query_BTD, key_value_BS2D, *segments, heads, dropout)
-    return plain.cross_attention(query_BTD, key_value_BS2D, seen.mask, heads, dropout, attend_of(query_BTD, dropout))
+    return fused.cross_attention(query_BTD, key_value_BS2D, seen.query_segment, seen.key_segment, heads, dropout)
 
 
 class Descent(NamedTuple):

@@ -7,7 +7,6 @@ Segments tell which slots of a row belong to the same pair; 0 is an empty slot (
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.config.schema import Model
-from dragoman.model import layers
+from dragoman.model import layers, plain
 from dragoman.model.layers import AddNorm, KeyValue, Normed, Stream, is_marian
-from dragoman.model.ops import EIGHT_BITS_MULTIPLE, Descent, embed, sight, stream
+from dragoman.model.ops import EIGHT_BITS_MULTIPLE, Descent, sight, stream
 
 # Models of this width use 8 bits in these layers too: what is won grows with the width, what the conversion costs does not.
 WIDE = {layers.FeedForward: 512, layers.SelfAttention: 1024, layers.CrossAttention: 1024}
-TABLE = 1024  # positions that are looked up: sines are slow to compute
 
 
 @dataclass
@@ -45,7 +43,7 @@ class Transformer(nn.Module):
         self.encoder_norm = None if is_marian(section) else AddNorm(section)
         self.decoder = nn.ModuleList(layers.DecoderBlock(section) for _ in range(section.decoder_layers))
         self.decoder_norm = None if is_marian(section) else AddNorm(section)
-        self.register_buffer("waves", self.wave_table(TABLE), persistent=False)
+        self.beginning = layers.Beginning(section)
         self.output_bias: Tensor | None
         self.register_buffer("output_bias", torch.zeros(vocab_size) if is_marian(section) else None)  # never trained
 
@@ -63,6 +61,10 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(part, generator=generator)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def parts(self) -> list[nn.Module]:
+        """What a forward pass calls one after the other."""
+        return [self.beginning, *self.encoder, *self.decoder]
 
     def use_eight_bits(self) -> bool:
         """While learning, products with large matrices in fp8: those with the output matrix, and others where the model is wide
@@ -95,23 +97,14 @@ class Transformer(nn.Module):
         self, ids_BT: Tensor, position_BT: Tensor, slots: int | None = None, embedding: nn.Embedding | None = None
     ) -> Stream:
         """The beginning of the stream, and what is still to be added to it."""
-        place, table = self.place(position_BT, slots or ids_BT.shape[1]), embedding or self.embedding
-        embedded = (embed(ids_BT, table.weight) * math.sqrt(self.section.d_model) + place).to(table.weight.dtype)
+        weight_VD = (embedding or self.embedding).weight
+        embedded = self.beginning(ids_BT, position_BT, slots or ids_BT.shape[1], weight_VD)
         dropout = self.section.dropout if self.training else 0.0
         return stream(embedded, dropout, norms_first=not is_marian(self.section))
 
-    def place(self, position_BT: Tensor, slots: int) -> Tensor:
-        """Looked up where a row has no more slots than the table, computed otherwise: no sentence is too long."""
-        if slots <= TABLE:
-            return F.embedding(position_BT, self.waves)  # type: ignore[arg-type]
-        return waves(position_BT, self.section.d_model, self.section.style)
-
-    def wave_table(self, positions: int) -> Tensor:
-        return waves(torch.arange(positions), self.section.d_model, self.section.style)
-
     def encode(self, source_BS: Tensor, position_BS: Tensor, segment_BS: Tensor) -> Normed:
-        seen = sight(segment_BS, segment_BS)
         x_BSD, update = self.embed(source_BS, position_BS, embedding=self.source_embedding)
+        seen = sight(segment_BS, segment_BS, x_BSD, self.head_width)
         for block in self.encoder:
             x_BSD, update = block(x_BSD, update, seen)
         return self.encoder_norm(x_BSD, update)[1] if self.encoder_norm else x_BSD
@@ -120,8 +113,9 @@ class Transformer(nn.Module):
         self, target_BT: Tensor, position_BT: Tensor, segment_BT: Tensor, memory_BSD: Normed, source_segment_BS: Tensor
     ) -> Tensor:
         """The last hidden state of every target slot; `logits` turns it into scores."""
-        seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
         x_BTD, update = self.embed(target_BT, position_BT)
+        seen = sight(segment_BT, segment_BT, x_BTD, self.head_width, causal=True)
+        seen_source = sight(segment_BT, source_segment_BS, x_BTD, self.head_width)
         for block in self.decoder:
             x_BTD, update = block(x_BTD, update, seen, memory_BSD, seen_source)
         return self.decoder_norm(x_BTD, update)[1] if self.decoder_norm else x_BTD
@@ -134,19 +128,25 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """[B, T, S]: where the last but one layer of the decoder looks when it predicts the slot after each target slot."""
         memory_BSD = self.encode(source_BS, in_order(source_BS), source_segment_BS)
-        seen, seen_source = sight(segment_BT, segment_BT, causal=True), sight(segment_BT, source_segment_BS)
         x_BTD, update = self.embed(target_BT, in_order(target_BT))
+        seen = sight(segment_BT, segment_BT, x_BTD, self.head_width, causal=True)
+        seen_source = sight(segment_BT, source_segment_BS, x_BTD, self.head_width)
+        mask = plain.visible(segment_BT, source_segment_BS, causal=False)
         *before, block = list(self.decoder)[: self.aligning_layer + 1]
         for earlier in before:
             x_BTD, update = earlier(x_BTD, update, seen, memory_BSD, seen_source)
         found: list[Tensor] = []
 
         def attend_source(x_BTD: Tensor) -> Tensor:
-            found.append(block.cross.weights(x_BTD, memory_BSD, seen_source.mask))  # type: ignore[union-attr,operator]
+            found.append(block.cross.weights(x_BTD, memory_BSD, mask))  # type: ignore[union-attr,operator]
             return x_BTD
 
         block.sublayers(x_BTD, update, lambda x_BTD: block.attention(x_BTD, seen), attend_source)  # type: ignore[operator]
         return found[0]
+
+    @property
+    def head_width(self) -> int:
+        return self.section.d_model // self.section.heads
 
     @property
     def aligning_layer(self) -> int:
@@ -173,12 +173,3 @@ class Transformer(nn.Module):
 def in_order(ids_BT: Tensor) -> Tensor:
     """Positions of rows that hold one sentence each."""
     return torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
-
-
-def waves(position: Tensor, width: int, style: str = "tensor2tensor") -> Tensor:
-    """Sinusoidal positions, wave lengths from 2 pi to 10,000 * 2 pi, as in tensor2tensor; Marian stops one step before."""
-    half = width // 2
-    steps = torch.arange(half, dtype=torch.float32, device=position.device)
-    last = half if style == "marian" else max(1, half - 1)
-    angles = position.unsqueeze(-1) * torch.exp(steps * (-math.log(10_000.0) / last))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -72,10 +72,9 @@ class Local(Strategy):
         self.flights.clear()
         self.residuals.clear()
 
-    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
+    def wrap(self, objective: nn.Module) -> nn.Module:
         assert self.islands
-        wrapped = self.with_ddp(objective, self.islands.gradients) if self.islands.size > 1 else objective
-        return torch.compile(wrapped, dynamic=False) if compiled else wrapped  # type: ignore[return-value]
+        return self.with_ddp(objective, self.islands.gradients) if self.islands.size > 1 else objective
 
     # --- fragments ---
 

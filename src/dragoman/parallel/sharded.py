@@ -26,6 +26,8 @@ Blocks = Callable[[nn.Module], list[nn.Module]]
 class Sharded(Strategy):
     """`blocks`: the parts of an objective that are gathered one at a time. `twin`: another objective, not cut."""
 
+    if_too_large = "set train.tokens_per_gpu: it is tried with the whole model, of which a rank will hold a piece"
+
     def __init__(self, section: Parallel, mesh: Mesh, blocks: Blocks, twin: Callable[[], nn.Module]):
         super().__init__(section, mesh)
         self.blocks, self.twin = blocks, twin
@@ -57,10 +59,11 @@ class Sharded(Strategy):
         mine = between[islands.ranks[islands.own].index(self.mesh.rank)], cast(dist.ProcessGroup, islands.gradients)
         return DeviceMesh.from_group(list(mine), device, islands.ranks, mesh_dim_names=("between", "within"))
 
-    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
-        """Blocks are compiled one by one: between them weights come and go."""
-        for block in self.blocks(objective) if compiled else ():
-            block.compile(dynamic=False)
+    def to_be_tried(self, objective: nn.Module) -> nn.Module:
+        """One that is whole: more than a rank will ever hold, so what fits beside it fits beside pieces."""
+        return self.twin()
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
         return objective
 
     def settle(self, one_pass: Callable[[], None], *, needed: bool = False) -> None:

@@ -46,6 +46,7 @@ class Strategy:
     """Gradients are averaged over all ranks at every step, in buckets, while the backward pass still runs."""
 
     drifts = False  # whether weights and moments of ranks differ between two agreements
+    if_too_large = "choose a smaller model"  # what to do where not one row of `to_be_tried` fits
 
     def __init__(self, section: Parallel, mesh: Mesh):
         self.section, self.mesh = section, mesh
@@ -75,11 +76,15 @@ class Strategy:
     def shard(self, objective: nn.Module) -> None:
         """Before there is an optimizer."""
 
-    def wrap(self, objective: nn.Module, *, compiled: bool) -> nn.Module:
+    def to_be_tried(self, objective: nn.Module) -> nn.Module:
+        """What a rank can run by itself, while others do not, to see what fits its memory."""
+        return objective
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
         wrapped = self.with_ddp(objective, None) if self.mesh.world > 1 else objective
         if self.mesh.world > 1 and self.needs_courier():
             cast(DistributedDataParallel, wrapped).register_comm_hook(None, lambda _, bucket: self.hook(bucket))
-        return cast(nn.Module, torch.compile(wrapped, dynamic=False)) if compiled else wrapped
+        return wrapped
 
     def with_ddp(self, objective: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
         devices = [self.mesh.local_rank] if self.mesh.device.type == "cuda" else None

@@ -131,7 +131,7 @@ def tried_among(mesh: Mesh, close: int) -> Work:
     def beyond(strategy: Strategy) -> float:
         model = layers(count)
         strategy.shard(model)
-        found = seconds_of(step_of(strategy.wrap(model, compiled=False)), dist.barrier) - alone
+        found = seconds_of(step_of(strategy.wrap(model)), dist.barrier) - alone
         gc.collect()  # models and hooks know each other: each would keep its memory
         return max(0.0, found) / count
 

@@ -33,10 +33,10 @@ from dragoman.monitor.sampler import sampling
 from dragoman.parallel.choose import strategy_for
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import from_main, gather, wait_for_all
-from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.timing import TIMED_EVERY, exchange_seconds, time_exchanges
 from dragoman.training import checkpoint, facts, fault, memory, optim, owner, replicas, start
 from dragoman.training.average import Average
+from dragoman.training.compiling import compile_parts, uncompiled
 from dragoman.training.data_check import DataCheck
 from dragoman.training.divergence import Judge
 from dragoman.training.garbage import Aside
@@ -261,7 +261,9 @@ class Trainer:
 
     def wrapped(self) -> nn.Module:
         """The objective as it learns: for all ranks, compiled, recorded."""
-        wrapped = self.strategy.wrap(self.objective, compiled=self.compiled).train()
+        wrapped = self.strategy.wrap(self.objective).train()
+        if self.compiled:
+            compile_parts(self.objective.model)
         alone = self.mesh.world == 1 and self.mesh.device.type == "cuda"
         if alone and self.compiled and self.config.train.cuda_graphs:
             return Recorded(wrapped, self.mesh.device).train()
@@ -402,21 +404,21 @@ class Trainer:
         if rows == 0:
             raise TrainingError(
                 f"not one row of train.tile_width = {self.packing.width} fits into the memory of {self.mesh.device}; is another "
-                "process using it? Otherwise choose a smaller model"
+                f"process using it? Otherwise {self.strategy.if_too_large}"
             )
         return rows
 
     def rows_that_fit(self, fewer_than: float = float("inf")) -> int:
-        if isinstance(self.strategy, Sharded) and self.mesh.device.type == "cuda":
-            raise TrainingError(
-                f'parallel.strategy = "{self.config.parallel.strategy}": finding out what fits would have ranks wait for each other; '
-                "set train.tokens_per_gpu"
-            )
-        has_moments, parts = (
-            bool(self.state.optimizer.state),
-            (self.objective, self.share, self.packing, self.arithmetic),
-        )
-        return memory.rows_that_fit(*parts, has_moments=has_moments, fewer_than=fewer_than)
+        try:
+            objective = self.strategy.to_be_tried(self.objective)
+        except RuntimeError as error:
+            if memory.ran_out(error):
+                return 0
+            raise
+        assert isinstance(objective, SequenceLoss)
+        parts = (objective, self.share, self.packing, self.arithmetic)
+        with uncompiled():
+            return memory.rows_that_fit(*parts, has_moments=bool(self.state.optimizer.state), fewer_than=fewer_than)
 
     def within_memory(self, wrapped: nn.Module, do: Callable[..., Result], *what: Any) -> Result:
         """Whatever fills a device is told in the same words."""
@@ -518,7 +520,7 @@ class Trainer:
         width = self.packing.width
         slots = self.share.rows_per_micro_batch * width
         how = (self.mesh, width, slots, self.arithmetic)
-        with self.state.to_be_used(), self.strategy.looking(self.objective) as objective:
+        with self.state.to_be_used(), uncompiled(), self.strategy.looking(self.objective) as objective:
             assert isinstance(objective, SequenceLoss)
             scores: dict[str, Any] = validation_loss(objective, self.valid_data, *how)
             known = validation_loss(objective, self.train_slice, *how)

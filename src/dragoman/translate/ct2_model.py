@@ -10,12 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from dragoman.data.subwords import BOS, EOS, UNK, Vocabulary
 from dragoman.errors import DragomanError, require_extra
 from dragoman.model import folder as model_folder
-from dragoman.model.layers import DecoderBlock, EncoderBlock, is_marian
+from dragoman.model.layers import DecoderBlock, EncoderBlock, is_marian, waves
 from dragoman.model.transformer import Transformer
 from dragoman.translate.ct2_engine import POSITIONS
 from dragoman.translate.models import read_whole
@@ -52,7 +53,7 @@ def specification(library: ModuleType, model: Transformer, vocabulary: Vocabular
     spec.decoder.embeddings.weight = model.embedding.weight
     spec.decoder.projection.weight = model.embedding.weight
     for side, blocks in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        side.position_encodings.encodings = model.wave_table(POSITIONS)
+        side.position_encodings.encodings = waves(torch.arange(POSITIONS), section)
         for layer, block in zip(side.layer, blocks, strict=True):
             set_layer(layer, cast(EncoderBlock | DecoderBlock, block))
     if model.encoder_norm and model.decoder_norm:

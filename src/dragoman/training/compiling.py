@@ -1,0 +1,28 @@
+"""torch.compile, one part of the model at a time: blocks of a kind share what is compiled for the first of them, so a model of
+twelve layers starts nearly as soon as one of two. What lies between parts are operators of our own, which nothing can be fused with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from dragoman.model.transformer import Transformer
+
+VARIANTS = 64  # of what torch.compile sees as one function, a module's call: kinds of parts times shapes of batches
+
+
+def compile_parts(model: Transformer) -> None:
+    """They are compiled when they are called first; modules around them must be put on before."""
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.optimize_ddp = (
+        False  # would cut parts into pieces, for gradients to leave early: parts are small enough
+    )
+    for part in model.parts():
+        part.compile(dynamic=False)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """In here nothing is compiled: for shapes that come once, as in a validation."""
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
