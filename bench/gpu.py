@@ -87,6 +87,13 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
         180,
         [*OWN, "bench", "train", "transformer-big", f"data.folder={DATA}", "train.precision=fp8", *NARROW, "train.batch_tokens=262144"],
     ),
+    "big loop": (
+        240,
+        [
+            *OWN, "bench", "train", "transformer-big", f"data.folder={DATA}", "train.precision=fp8", *NARROW,
+            "train.batch_tokens=262144", "model.dropout=0.1", *RESIDUAL, "--steps", "30", "--warmup", "10",
+        ],
+    ),
     "base loop": (180, [*OWN, "bench", "train", *BASE_FP8, "--steps", "300", "--warmup", "50"]),
     "base step": (120, [*OWN, "bench", "step", *BASE_FP8, "--profile"]),
     "marian": (  # after the same nine minutes
