@@ -13,11 +13,10 @@ VARIANTS = 64  # of what torch.compile sees as one function, a module's call: ki
 
 
 def compile_parts(model: Transformer) -> None:
-    """They are compiled when they are called first; modules around them must be put on before."""
-    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    torch._dynamo.config.optimize_ddp = (
-        False  # would cut parts into pieces, for gradients to leave early: parts are small enough
-    )
+    """At their first call. Whoever cuts them into pieces (FSDP) has done so before."""
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(VARIANTS, dynamo.recompile_limit)
+    dynamo.optimize_ddp = False  # would cut every part, so that gradients leave early; parts are small enough
     for part in model.parts():
         part.compile(dynamic=False)
 

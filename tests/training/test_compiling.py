@@ -4,13 +4,19 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from dragoman.config.schema import Model
+from dragoman.config.schema import Model, Parallel
 from dragoman.data.loader import tiles
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
+from dragoman.parallel.mesh import Mesh
+from dragoman.parallel.reduce import uncut
+from dragoman.parallel.sharded import Sharded
+from dragoman.parallel.strategy import Strategy
 from dragoman.training.compiling import compile_parts, uncompiled
+from dragoman.training.trainer import blocks
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
 
@@ -82,3 +88,35 @@ def test_nothing_is_compiled_for_a_validation(prepared, only_traced):
     with uncompiled(), torch.no_grad():
         objective.eval()(*tiles(data, [[2], [3], [4]], 80).tensors())
     assert compiled_graphs() == before
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Mesh(0, 1, 0, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def learnt(objective, wrapped, batch):
+    loss, _ = wrapped(*batch.tensors())
+    loss.backward()
+    return loss.item(), {name: uncut(weight.grad) for name, weight in objective.named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_wrappers_change_neither_what_is_compiled_nor_what_is_learnt(prepared, group_of_one, only_traced, strategy):
+    batch, results, graphs = tiles(prepared.encoded("valid"), [[0], [1]], 64), [], []
+    for name in ("alone", strategy):
+        torch.compiler.reset()
+        counters.clear()
+        objective = wrapped = objective_of(prepared, 3)
+        if name == "fsdp":
+            Sharded(Parallel(), group_of_one, blocks, lambda: objective_of(prepared, 3)).shard(objective)
+        elif name == "ddp":
+            wrapped = Strategy(Parallel(), group_of_one).with_ddp(objective, None)
+        compile_parts(objective.model)
+        results.append(learnt(objective, wrapped, batch))
+        graphs.append(compiled_graphs())
+    assert graphs[0] == graphs[1] > 0
+    assert results[0][0] == results[1][0]
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
