@@ -4,6 +4,7 @@ import encodings.idna  # noqa: F401  # of every host name
 from contextlib import suppress
 
 import safetensors.torch  # noqa: F401
+import torch._dynamo  # noqa: F401  # of every optimizer, which imports it when it is made: half of a start
 
 from dragoman.cli import main, progress, stages, tell
 

@@ -50,7 +50,6 @@ class SequenceLoss(nn.Module):
         return smoothed_sums(hidden_BTD.flatten(0, 1), weight_VD, labels, *options)
 
 
-@torch.compiler.disable
 def smoothed_sums(
     hidden_ND: Tensor,
     weight_VD: Tensor,
