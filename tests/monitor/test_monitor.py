@@ -273,14 +273,16 @@ def test_a_server_that_does_not_answer_holds_nothing_up(monkeypatch, caplog):
     monkeypatch.setattr(sinks_module, "MOST_WAITING", 3)
     monkeypatch.setattr(sinks_module, "LAST_SECONDS", 0.01)
     aside = Aside(slow := Slow())
-    for step in range(20):
+    aside.write("train", 0, {"loss": 3.0})
+    wait_until(aside.rows.empty)  # it is on its way
+    for step in range(1, 20):
         aside.write("train", step, {"loss": 3.0})
     aside.close()
     assert caplog.text.count("is 3 rows behind") == 1
     assert caplog.text.count("has not taken the last rows") == 1
     slow.answers.set()
-    wait_until(lambda: len(slow.got) >= 3)
-    assert slow.got == list(range(len(slow.got))), "what was taken came in order"
+    wait_until(lambda: len(slow.got) >= 4)
+    assert slow.got == [0, 1, 2, 3], "what was taken came in order"
 
 
 def test_a_server_that_answers_gets_every_row_before_the_end(caplog):
