@@ -1,6 +1,6 @@
 """The figures of transformer-base and transformer-big that need a GPU, one command after the other, each with a limit.
 
-    python bench/gpu.py                                         # at most 93 minutes, on one GPU
+    python bench/gpu.py                                         # at most 97 minutes, on one GPU
     python bench/gpu.py --only decode overhead --out figures    # some of them; what they printed lies in figures/NAME.txt
 
 Takes data/english-german as `dragoman prepare recipes/english-german.toml` leaves it, and the text of its validation set in

@@ -9,8 +9,7 @@ TIMED_EVERY = 5  # steps: the timers wait for the step before
 
 
 def inside(wrapped: nn.Module) -> DistributedDataParallel | None:
-    inner = getattr(wrapped, "_orig_mod", wrapped)
-    return inner if isinstance(inner, DistributedDataParallel) else None
+    return wrapped if isinstance(wrapped, DistributedDataParallel) else None
 
 
 def time_exchanges(wrapped: nn.Module) -> None:
