@@ -107,8 +107,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {  # seconds at most, and what is r
     "wrappers": (
         180,
         script(
-            "wrappers.py", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=65536",
-            "train.tokens_per_gpu=65536", *RESIDUAL,
+            "wrappers.py", "transformer-base", f"data.folder={DATA}", "train.batch_tokens=65536", *RESIDUAL,
         ),
     ),
     "overhead": (

@@ -71,3 +71,16 @@ def test_logits_that_exist_at_once_are_a_small_part_of_a_gpu(card, monkeypatch, 
     card(gibibytes=gibibytes)
     monkeypatch.setattr(ops, "HAS_TRITON", ours)
     assert loss.slots_at_once(CARD, 2**15) == elements // 2**15
+
+
+@pytest.mark.parametrize(
+    ("slots", "key_slots", "dim", "has_mask"),
+    [(64, 64, 64, False), (128, 128, 16, False), (64, 128, 64, True), (20, 20, 64, True), (512, 512, 64, True), (64, 64, 256, True)],
+)  # fmt: skip
+def test_a_mask_is_made_where_no_kernel_fits(monkeypatch, slots, key_slots, dim, has_mask):
+    segments = [torch.ones(1, size, dtype=torch.int32) for size in (slots, key_slots)]
+    like = torch.zeros(1)
+    assert ops.sight(*segments, like, dim).mask.shape == (1, 1, slots, key_slots), "on a CPU always"
+    monkeypatch.setattr(ops, "fusible", lambda x: x is like)
+    monkeypatch.setattr(ops, "MOST_DIM", 128)
+    assert (ops.sight(*segments, like, dim).mask is not None) == has_mask

@@ -5,18 +5,22 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
+from support import tiny_config
 from torch._dynamo.utils import counters
 
+from dragoman.cli.stages import train
 from dragoman.config.schema import Model, Parallel
 from dragoman.data.loader import tiles
+from dragoman.model import ops, transformer
 from dragoman.model.loss import SequenceLoss
 from dragoman.model.transformer import Transformer
 from dragoman.parallel.mesh import Mesh
 from dragoman.parallel.reduce import uncut
 from dragoman.parallel.sharded import Sharded
 from dragoman.parallel.strategy import Strategy
+from dragoman.runs import RunFolder, read_json, read_rows
 from dragoman.training.compiling import compile_parts, uncompiled
-from dragoman.training.trainer import blocks
+from dragoman.training.trainer import Trainer, blocks
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
 
@@ -118,5 +122,46 @@ def test_wrappers_change_neither_what_is_compiled_nor_what_is_learnt(prepared, g
         results.append(learnt(objective, wrapped, batch))
         graphs.append(compiled_graphs())
     assert graphs[0] == graphs[1] > 0
+    assert results[0][0] == results[1][0]
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+
+
+def test_a_run_compiles_before_its_first_step_and_never_again(prepared, tmp_path, monkeypatch, only_traced):
+    """Validations have shapes of their own, and the search for BLEU."""
+    seen = []
+    usual = Trainer.validate
+
+    def validate(self):
+        seen.append(compiled_graphs())
+        scores = usual(self)
+        seen.append(compiled_graphs())
+        return scores
+
+    monkeypatch.setattr(Trainer, "validate", validate)
+    same = [f"model.{key}={value}" for key, value in NO_DROPOUT.items()]
+    same += ["validation.every=2", "train.max_steps=4"]
+    train(tiny_config(prepared.folder, tmp_path / "run", "train.compile=on", *same))
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert seen[0] > 0
+    run = RunFolder(tmp_path / "run")
+    assert read_json(run.environment)["compile"]
+    train(tiny_config(prepared.folder, tmp_path / "eager", *same))
+    losses = [[row["loss"] for row in read_rows(each.metrics)] for each in (run, RunFolder(tmp_path / "eager"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_what_embeddings_are_added_to_is_like_any_other_stream(prepared, monkeypatch, only_traced):
+    """On a GPU: then the first block of a side needs no graph of its own."""
+    batch, results, graphs = tiles(prepared.encoded("valid"), [[0], [1]], 64), [], []
+    for begin in (ops.AddedToNothing.apply, lambda x: (torch.zeros_like(x), x)):
+        torch.compiler.reset()
+        counters.clear()
+        monkeypatch.setattr(transformer, "stream", lambda x, dropout, norms_first, begin=begin: begin(x))
+        objective = objective_of(prepared, 3)
+        compile_parts(objective.model)
+        results.append(learnt(objective, objective, batch))
+        graphs.append(compiled_graphs())
+    assert graphs == [3, 5]
     assert results[0][0] == results[1][0]
     torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)

@@ -97,10 +97,10 @@ def test_a_host_out_of_memory_is_a_line_and_nothing_is_tried(prepared, tmp_path,
 
 def test_what_has_failed_is_not_named_as_what_fits(monkeypatch):
     """A trial knows nothing of what a compiler or a fragmented memory takes beside it."""
-    monkeypatch.setattr(memory, "survives", lambda objective, arithmetic, rows, width, **_: rows <= 100)
+    monkeypatch.setattr(memory, "survives", lambda objective, arithmetic, rows, width, later: rows <= 100)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     share, packing = Share(256, 0, 1, 256), SimpleNamespace(width=128, wide_width=0)
-    parts = (None, share, packing, Arithmetic("fp32", torch.device("cuda")))
+    parts = (lambda: None, share, packing, Arithmetic("fp32", torch.device("cuda")))
     assert memory.rows_that_fit(*parts) == 86
     assert memory.rows_that_fit(*parts, fewer_than=86) == 64
     assert memory.rows_that_fit(*parts, fewer_than=32) == 29
@@ -126,7 +126,7 @@ def test_a_trial_has_gradients_beside_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     objective = Objective()
-    assert memory.survives(objective, Arithmetic("fp32", torch.device("cpu")), 1, 8, has_moments=False)
+    assert memory.survives(objective, Arithmetic("fp32", torch.device("cpu")), 1, 8, 0)
     assert held == [[True, False]]
     assert objective.learns.grad is None
 
@@ -151,25 +151,70 @@ def test_several_ranks_do_not_try_what_fits(prepared, tmp_path, monkeypatch):
     assert "not even one row fits" in str(found.out_of_memory(found.objective))
 
 
-def test_pieces_are_tried_with_a_whole_model_and_a_rank_tries_alone(prepared, tmp_path, monkeypatch):
-    config = tiny_config(prepared.folder, tmp_path / "run", "parallel.strategy=fsdp")
-    found = trainer.Trainer(config, prepared, Mesh(0, 1, 0, torch.device("cpu")), [], "test", silent)
-    found.strategy = Sharded(config.parallel, found.mesh, trainer.blocks, found.fresh_objective)
-    tried = []
-    monkeypatch.setattr(memory, "rows_that_fit", lambda objective, *_, **options: tried.append(objective) or 4)
-    assert found.rows_for_all() == 4
-    own, whole = ([weight.shape for weight in each.parameters()] for each in (found.objective, tried[0]))
-    assert tried[0] is not found.objective
-    assert whole == own
+@pytest.fixture
+def pieces(prepared, tmp_path, monkeypatch):
+    """A rank of fsdp on what says that it is a GPU; what it tries is kept, with the bytes that will be taken."""
+    overrides = [
+        "parallel.strategy=fsdp",
+        'train.freeze=["encoder.0.*"]',
+        "model.d_model=512",
+        "subwords.vocab_size=400",
+    ]
+    config = tiny_config(prepared.folder, tmp_path / "run", *overrides)
+    rank = trainer.Trainer(config, prepared, Mesh(0, 1, 0, torch.device("cpu")), [], "test", silent)
+    rank.strategy = Sharded(config.parallel, rank.mesh, trainer.blocks, rank.twin)
+    rank.arithmetic = Arithmetic("fp8", torch.device("cuda"))
+    rank.tried = []
 
+    def survives(objective, arithmetic, rows, width, later):
+        rank.tried.append((objective, later))
+        return rows <= 4
+
+    monkeypatch.setattr(memory, "survives", survives)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    return rank
+
+
+def test_pieces_are_tried_with_a_whole_model_that_learns_as_ours_does(pieces):
+    pieces.objective.model.use_eight_bits()
+    assert pieces.rows_for_all() == 4
+    own, (whole, later) = pieces.objective, pieces.tried[0]
+    assert whole is not own
+    facts = [
+        [(name, weight.shape, weight.requires_grad) for name, weight in each.named_parameters()]
+        for each in (own, whole)
+    ]
+    assert facts[0] == facts[1]
+    flags = [[getattr(module, "eight_bits", None) for module in each.modules()] for each in (own, whole)]
+    assert flags[0] == flags[1]
+    assert any(flags[0])
+    assert later == 8 * sum(weight.numel() for weight in own.parameters() if weight.requires_grad)
+
+
+def test_of_a_model_that_is_too_large_as_a_whole_somebody_has_to_say_what_fits(pieces):
     def too_large():
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    found.strategy.twin = too_large
+    pieces.strategy.twin = too_large
     with pytest.raises(
         TrainingError, match=r"not one row .* set train\.tokens_per_gpu: it is tried with the whole model"
     ):
-        found.rows_for_all()
+        pieces.rows_for_all()
+
+
+def test_on_a_cpu_no_other_model_is_made_to_try(pieces):
+    pieces.arithmetic = Arithmetic("fp32", torch.device("cpu"))
+    pieces.strategy.twin = lambda: pytest.fail("made")
+    assert pieces.rows_for_all() > 0
+
+
+def test_moments_are_reserved_once_and_for_the_piece_that_a_rank_holds():
+    piece = SimpleNamespace(to_local=lambda: torch.zeros(3), requires_grad=True)
+    frozen = torch.zeros(100, requires_grad=False)
+    fresh = SimpleNamespace(state={}, param_groups=[{"params": [piece, torch.ones(2, requires_grad=True), frozen]}])
+    assert memory.moments_to_come(fresh) == 8 * 5
+    fresh.state = {piece.to_local: "there"}
+    assert memory.moments_to_come(fresh) == 0
 
 
 def test_what_fits_is_looked_for_when_the_step_that_failed_is_gone(prepared, tmp_path, monkeypatch):

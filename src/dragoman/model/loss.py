@@ -24,7 +24,7 @@ GAIN = {torch.float16: 1024.0}
 
 
 class SequenceLoss(nn.Module):
-    """Model and loss in one, so that wrapping and compiling see the whole of the forward pass."""
+    """Model and loss in one, so that DDP and FSDP see the whole of the forward pass."""
 
     def __init__(self, model: Transformer, label_smoothing: float):
         super().__init__()

@@ -116,7 +116,8 @@ def stream(x: Tensor, dropout: float, *, norms_first: bool) -> tuple[Tensor, Ten
 
 
 class AddedToNothing(torch.autograd.Function):
-    """The nothing wants a gradient too, which nobody gets: or what is compiled for the other blocks would not do for the first."""
+    """The nothing wants a gradient too, which nobody gets: or what is compiled for the other blocks would not do for the first (nor
+    does it where embeddings are frozen)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,12 @@ def uncut(tensor: Tensor) -> Tensor:
     return cast(Tensor, whole()) if whole else tensor
 
 
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    own = getattr(tensor, "to_local", None)
+    return cast(Tensor, own()) if own else tensor
+
+
 def wait_for_all(mesh: Mesh) -> None:
     if mesh.world > 1:
         dist.barrier(group=mesh.patient)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dragoman.config.schema import Parallel
 from dragoman.errors import TrainingError
 from dragoman.parallel.mesh import Mesh
-from dragoman.parallel.reduce import uncut
+from dragoman.parallel.reduce import held, uncut
 from dragoman.parallel.strategy import Strategy, Tensors
 
 Blocks = Callable[[nn.Module], list[nn.Module]]
@@ -116,4 +116,4 @@ class Sharded(Strategy):
 
 def local(tensors: Tensors) -> Tensors:
     """Of each tensor what this rank holds."""
-    return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    return {name: held(tensor) for name, tensor in tensors.items()}

@@ -1,5 +1,6 @@
 """torch.compile, one part of the model at a time: blocks of a kind share what is compiled for the first of them, so a model of
-twelve layers starts nearly as soon as one of two. What lies between parts are operators of our own, which nothing can be fused with."""
+twelve layers starts nearly as soon as one of two. Where our kernels fit nothing between two parts could be fused with them; elsewhere a
+mask and two norms are made without the compiler."""
 
 from __future__ import annotations
 

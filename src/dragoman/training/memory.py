@@ -10,6 +10,7 @@ import torch
 from dragoman.data.loader import Batch, Share
 from dragoman.data.pack import Packing
 from dragoman.model.loss import SequenceLoss
+from dragoman.parallel.reduce import held
 from dragoman.training.precision import Arithmetic
 
 CPU_SLOTS = 4096  # memory is no limit there, and more at once is not faster
@@ -37,39 +38,56 @@ def rows_in(share: Share, parts: int) -> int:
 
 
 def rows_that_fit(
-    objective: SequenceLoss,
+    to_be_tried: Callable[[], SequenceLoss],
     share: Share,
     packing: Packing,
     arithmetic: Arithmetic,
     *,
-    has_moments: bool = False,
+    later: int = 0,
     fewer_than: float = float("inf"),
 ) -> int:
-    """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device. `has_moments`: the optimizer
-    has taken its memory already. `fewer_than`: rows that did not fit, whatever a trial says of them."""
+    """Rows of the narrow width for one micro-batch of this rank. Leaves nothing behind on the device. `later`: bytes that will be
+    taken. `fewer_than`: rows that did not fit, whatever a trial says of them."""
     if arithmetic.device.type != "cuda":
         return int(min(fewer_than - 1, max(1, min(share.rows_per_rank, CPU_SLOTS // packing.width))))
+    try:
+        rows = rows_tried(to_be_tried(), share, packing, arithmetic, later, fewer_than)
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        rows = 0
+    torch.cuda.empty_cache()  # a trial that failed, and a model that was made for it, have let go of their own only now
+    torch.cuda.reset_peak_memory_stats(arithmetic.device)  # trying filled it to the brim
+    return rows
 
+
+def rows_tried(
+    objective: SequenceLoss, share: Share, packing: Packing, arithmetic: Arithmetic, later: int, fewer_than: float
+) -> int:
     def fits(rows: int) -> bool:
         if rows >= fewer_than:
             return False
         shapes = [(rows, packing.width)]
         if packing.wide_width:
             shapes.append((max(1, rows * packing.width // packing.wide_width), packing.wide_width))
-        return all(survives(objective, arithmetic, *shape, has_moments=has_moments) for shape in shapes)
+        return all(survives(objective, arithmetic, *shape, later) for shape in shapes)
 
-    rows = most_rows(share, fits)
-    torch.cuda.empty_cache()  # a trial that failed has let go of its own only now
-    torch.cuda.reset_peak_memory_stats(arithmetic.device)  # trying filled it to the brim
-    return rows
+    return most_rows(share, fits)
 
 
-def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int, *, has_moments: bool) -> bool:
+def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes that it takes on this rank at its first step; nothing where it has them."""
+    if optimizer.state:
+        return 0
+    weights = (weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad)
+    return MOMENT_BYTES * sum(held(weight).numel() for weight in weights)
+
+
+def survives(objective: SequenceLoss, arithmetic: Arithmetic, rows: int, width: int, later: int) -> bool:
     """Whether a batch without an empty slot goes through forward and backward beside the gradients of another, as in a step of several."""
     device, parameters = arithmetic.device, list(objective.parameters())
     kept = [parameter.grad for parameter in parameters]
     try:
-        later = 0 if has_moments else MOMENT_BYTES * sum(parameter.numel() for parameter in parameters)
         spare = int(SPARE * torch.cuda.get_device_properties(device).total_memory)
         reserved = torch.empty(later + spare, dtype=torch.uint8, device=device)
         for parameter in parameters:

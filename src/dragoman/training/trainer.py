@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -122,7 +122,7 @@ class Trainer:
             log.warning(
                 'train.precision = "fp8": this model has no matrix for it (see docs/training.md); it is as bf16'
             )
-        self.strategy = strategy_for(config.parallel, mesh, blocks, lambda: self.fresh_objective().to(mesh.device))
+        self.strategy = strategy_for(config.parallel, mesh, blocks, self.twin)
         self.strategy.shard(self.objective)  # before the optimizer is made: parameters may be other ones then
         average = Average(model, config.train.average_decay) if config.train.average_decay else None
         self.state = TrainState(model, optim.build(model, config.train), self.arithmetic.scaler(), average)
@@ -155,6 +155,14 @@ class Trainer:
         vocabulary = self.data.vocabulary
         model = Transformer(self.config.model, len(vocabulary), vocabulary.source_size)
         return SequenceLoss(model, self.config.train.label_smoothing)
+
+    def twin(self) -> SequenceLoss:
+        """It learns as ours does; its weights are its own."""
+        objective = self.fresh_objective().to(self.mesh.device)
+        start.freeze(objective.model, self.config.train.freeze)
+        if self.arithmetic.name == "fp8":
+            objective.model.use_eight_bits()
+        return objective
 
     # --- the story ---
 
@@ -409,16 +417,12 @@ class Trainer:
         return rows
 
     def rows_that_fit(self, fewer_than: float = float("inf")) -> int:
-        try:
-            objective = self.strategy.to_be_tried(self.objective)
-        except RuntimeError as error:
-            if memory.ran_out(error):
-                return 0
-            raise
-        assert isinstance(objective, SequenceLoss)
-        parts = (objective, self.share, self.packing, self.arithmetic)
+        to_be_tried = cast(Callable[[], SequenceLoss], partial(self.strategy.to_be_tried, self.objective))
+        later = memory.moments_to_come(self.state.optimizer)
         with uncompiled():
-            return memory.rows_that_fit(*parts, has_moments=bool(self.state.optimizer.state), fewer_than=fewer_than)
+            return memory.rows_that_fit(
+                to_be_tried, self.share, self.packing, self.arithmetic, later=later, fewer_than=fewer_than
+            )
 
     def within_memory(self, wrapped: nn.Module, do: Callable[..., Result], *what: Any) -> Result:
         """Whatever fills a device is told in the same words."""
