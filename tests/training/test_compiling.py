@@ -25,12 +25,17 @@ from dragoman.training.trainer import Trainer, blocks
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
 
 
-@pytest.fixture(autouse=True)
-def fresh():
+def forget():
+    """What was compiled, and how much of it."""
     torch.compiler.reset()
     counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    forget()
     yield
-    torch.compiler.reset()
+    forget()
 
 
 def objective_of(prepared, layers=1):
@@ -51,6 +56,12 @@ def only_traced():
         yield
 
 
+def learnt(objective, wrapped, batch):
+    loss, _ = wrapped(*batch.tensors())
+    loss.backward()
+    return loss.item(), {name: uncut(weight.grad) for name, weight in objective.named_parameters()}
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs g++")
 def test_compiled_is_eager(prepared):
     batch = tiles(prepared.encoded("valid"), [[0], [1]], 64)
@@ -59,9 +70,7 @@ def test_compiled_is_eager(prepared):
         objective = objective_of(prepared)
         if compiled:
             compile_parts(objective.model)
-        loss, _ = objective(*batch.tensors())
-        loss.backward()
-        results.append((loss.item(), {name: weight.grad for name, weight in objective.named_parameters()}))
+        results.append(learnt(objective, objective, batch))
     assert compiled_graphs()
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
@@ -71,13 +80,11 @@ def test_deeper_models_compile_no_more(prepared, only_traced):
     """Two widths of rows; the first block of each side has nothing to add yet, and another graph on a CPU."""
     found = []
     for layers in (2, 5):
-        torch.compiler.reset()
-        counters.clear()
+        forget()
         objective = objective_of(prepared, layers)
         compile_parts(objective.model)
         for width in (64, 128):
-            loss, _ = objective(*tiles(prepared.encoded("valid"), [[0], [1]], width).tensors())
-            loss.backward()
+            learnt(objective, objective, tiles(prepared.encoded("valid"), [[0], [1]], width))
         found.append(compiled_graphs())
     assert found[0] == found[1] > 0
 
@@ -101,18 +108,11 @@ def group_of_one():
     dist.destroy_process_group()
 
 
-def learnt(objective, wrapped, batch):
-    loss, _ = wrapped(*batch.tensors())
-    loss.backward()
-    return loss.item(), {name: uncut(weight.grad) for name, weight in objective.named_parameters()}
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_wrappers_change_neither_what_is_compiled_nor_what_is_learnt(prepared, group_of_one, only_traced, strategy):
     batch, results, graphs = tiles(prepared.encoded("valid"), [[0], [1]], 64), [], []
     for name in ("alone", strategy):
-        torch.compiler.reset()
-        counters.clear()
+        forget()
         objective = wrapped = objective_of(prepared, 3)
         if name == "fsdp":
             Sharded(Parallel(), group_of_one, blocks, lambda: objective_of(prepared, 3)).shard(objective)
@@ -155,8 +155,7 @@ def test_what_embeddings_are_added_to_is_like_any_other_stream(prepared, monkeyp
     """On a GPU: then the first block of a side needs no graph of its own."""
     batch, results, graphs = tiles(prepared.encoded("valid"), [[0], [1]], 64), [], []
     for begin in (ops.AddedToNothing.apply, lambda x: (torch.zeros_like(x), x)):
-        torch.compiler.reset()
-        counters.clear()
+        forget()
         monkeypatch.setattr(transformer, "stream", lambda x, dropout, norms_first, begin=begin: begin(x))
         objective = objective_of(prepared, 3)
         compile_parts(objective.model)
